@@ -364,6 +364,24 @@ class Run(Document):
 # ---- aspen-mp plan
 
 
+class StackStep(Document):
+    """A layer of a stack. `shape`: of what it makes."""
+
+    kernel: str
+    shape: list[int]
+
+
+class Stack(Document):
+    """Layers that an op runs depth first. Ops with the same `number` belong to one stack. `saved_bytes`: of activations that are not
+    written to memory. `apart_ms`: what the layers take one after the other, `together_ms`: this way, each as predicted for one core."""
+
+    number: int
+    steps: list[StackStep]
+    saved_bytes: float
+    apart_ms: float
+    together_ms: float
+
+
 class Layer(Document):
     """An op. `batch_slice`: which slice of the batch, of how many; `why`: why it is opaque. With --measure the last four."""
 
@@ -377,6 +395,7 @@ class Layer(Document):
     predicted_ms: float
     opaque: bool
     batch_slice: tuple[int, int]
+    stack: Stack | UnsetType = UNSET
     why: str | UnsetType = UNSET
     measured_ms: float | UnsetType = UNSET
     measured_min_ms: float | UnsetType = UNSET

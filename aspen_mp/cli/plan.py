@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,8 @@ def plan(
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Print a row for each op: kernel, tiles, cost. Ops without a kernel are marked.")
+        bool,
+        typer.Option("--explain", help="Print a row for each op: kernel, tiles, cost. Ops without a kernel are marked. Then stacks."),
     ] = False,
     measure: Annotated[
         bool,
@@ -169,6 +171,8 @@ def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction)
         row = {**asdict(info), "tile_shape": list(info.tile_shape)}
         if info.opaque:
             row["why"] = why.get(info.name, "no kernel computes it")
+        if info.stack is None:
+            del row["stack"]
         layers.append(row)
     inputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.inputs]
     outputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.outputs]
@@ -239,6 +243,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
         columns = ["node", "op", "kernel", "tiles", "largest tile", "MFLOP", "MB", "predicted ms" if measured else "ms", *measured, "note"]
         output.table("", columns, rows, right=(3, 5, 6, 7, *(8 + k for k in range(len(measured)))))
         output.out.print()
+        _show_stacks(report["layers"])
     inputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["inputs"])
     outputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["outputs"])
     opaque = [row for row in report["layers"] if row["opaque"]]
@@ -273,6 +278,24 @@ def _show(report: dict[str, Any], explain: bool) -> None:
     )
 
 
+def _show_stacks(layers: list[dict[str, Any]]) -> None:
+    """What runs depth first: a row for each sequence of a stack."""
+    rows = []
+    for row in _by_layer(layers):
+        if "stack" not in row:
+            continue
+        found = row["stack"]
+        runs = [(kernel, len(list(run))) for kernel, run in groupby(step["kernel"] for step in found["steps"])]
+        steps = ", ".join(f"{n} {kernel}" if n > 1 else kernel for kernel, n in runs)
+        times = f"{found['apart_ms']:.3f}", f"{found['together_ms']:.3f}"
+        gain = f"{1 - found['together_ms'] / found['apart_ms']:.0%}"
+        rows.append([found["number"] + 1, row["name"], steps, f"{found['saved_bytes'] / 1e6:.2f}", *times, gain])
+    if rows:
+        columns = ["stack", "sequence", "steps", "MB not written", "ms layer by layer", "ms", "gain"]
+        output.table("", columns, rows, right=(0, 3, 4, 5, 6))
+        output.out.print()
+
+
 def _by_layer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for all slices of the batch that an op is executed for one after the other."""
     out: list[dict[str, Any]] = []
@@ -284,13 +307,15 @@ def _by_layer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         key = (*kind, alike[*kind, k])
         alike[*kind, k] += 1
         if k == 0:
-            first[key] = {**row}
+            first[key] = {**row, "stack": {**row["stack"]}} if "stack" in row else {**row}
             out.append(first[key])
             continue
         whole = first[key]
         for name in ("tiles", "flops", "bytes", "predicted_ms", "measured_ms", "measured_min_ms"):
             if name in row:
                 whole[name] += row[name]
+        for name in ("saved_bytes", "apart_ms", "together_ms") if "stack" in row else ():
+            whole["stack"][name] += row["stack"][name]
         if "measured_ms" in row:
             ns = max(whole["measured_ms"] * 1e6, 1.0)
             whole |= {"gflops": whole["flops"] / ns, "gbytes_per_s": whole["bytes"] / ns}

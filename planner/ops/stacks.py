@@ -58,6 +58,21 @@ def node_of(step: Step) -> Node:
     return Node(step.op, "", list(inputs), [Tensor("", step.shape, np.dtype(np.float32))], dict(step.attrs))
 
 
+def layers(node: Node) -> list[Node]:
+    """What a stack runs (`spec.STACKS`), each layer as a node of its own. Of a slice of the batch, as for the whole batch."""
+    if node.op == "STACK":
+        return [node_of(step) for step in node.attrs["program"]]
+    x, w, bias, depthwise, depthwise_bias = (*node.inputs, None, None)[:5]
+    assert x is not None
+    wide = Tensor("", (*node.output.shape[:2], *x.shape[2:]), np.dtype(np.float32))
+    pointwise = {"groups": 1, "kernel": (1, 1), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0), "act": node.attrs["in_act"]}
+    own = {key: node.attrs[key] for key in ("kernel", "strides", "dilations", "pads", "act")} | {"groups": wide.shape[1]}
+    return [
+        Node("CONV", node.name, [x, w, bias], [wide], pointwise),
+        Node("DWCONV", node.name, [wide, depthwise, depthwise_bias], [node.output], own),
+    ]
+
+
 def regions(program: Sequence[Step], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
     """What each step has to make for boxes of the output, and what that needs of each input: hulls over all steps that read it."""
     made: list[Region | None] = [None] * len(program)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.op_cost import Work
-from aspen_mp.planner.ir.graph import Node
-from aspen_mp.planner.ops.spec import OPAQUE
-from aspen_mp.planner.plan.plan import OpInfo
+from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.ops.spec import OPAQUE, STACKS
+from aspen_mp.planner.ops.stacks import layers
+from aspen_mp.planner.plan.plan import OpInfo, StackInfo, StepInfo
 from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
 
 if TYPE_CHECKING:
@@ -24,14 +26,40 @@ if TYPE_CHECKING:
 def op_infos(nodes: Sequence[Node], grids: Sequence[Grid], works: Sequence[Work]) -> list[OpInfo]:
     """A row for each node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
     known: dict[Grid, tuple[int, ...]] = {}
+    stacks = _Stacks()
     out = []
     for node, grid, work in zip(nodes, grids, works, strict=True):
         if grid not in known:
             known[grid] = tuple([max([b - a for a, b in pairwise(cuts.tolist())], default=0) for cuts in grid.cuts])
         sides = known[grid] + node.output.shape[len(grid.cuts) :]
         names = node.name, node.onnx_op or node.op, op_cost.kernel(node)
-        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == OPAQUE, node.batch_slice))
+        stack = stacks.of(node) if node.op in STACKS else None
+        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == OPAQUE, node.batch_slice, stack))
     return out
+
+
+class _Stacks:
+    """Stacks of a plan, which are asked for in the order of layers."""
+
+    def __init__(self) -> None:
+        self._number: dict[Tensor | str, int] = {}
+
+    def of(self, node: Node) -> StackInfo:
+        """A layer's slices of the batch belong to the same stack."""
+        known = [self._number[key] for key in (node.name, *node.inputs) if key is not None and key in self._number]
+        number = known[0] if known else len(set(self._number.values()))
+        self._number.update(dict.fromkeys((node.name, *node.outputs), number))
+        steps = layers(node)
+        images = node.output.shape[0]
+        made = sum(images * prod(step.output.shape[1:]) for step in steps)
+        apart = sum(map(tile_cost.whole_ns, steps)) * images / steps[-1].output.shape[0]
+        return StackInfo(
+            number,
+            tuple([StepInfo(op_cost.kernel(step), (images, *step.output.shape[1:])) for step in steps]),
+            4.0 * (made - sum(x.size for x in node.outputs)),
+            apart * 1e-6,
+            tile_cost.whole_ns(node) * 1e-6,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,18 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert "opaque" in text
 
 
+def test_plan_shows_stacks() -> None:
+    (layer,) = (row for row in as_json("plan", "zoo:pool_blocks", "--cores", 1)["layers"] if "stack" in row)
+    stack = layer["stack"]
+    assert layer["kernel"] == "STACK"
+    assert len(stack["steps"]) == 10
+    assert 0 < stack["together_ms"] < stack["apart_ms"]
+    assert f"{stack['saved_bytes'] / 1e6:.2f}" in ok("plan", "zoo:pool_blocks", "--cores", 1, "--explain")
+    apart = as_json("plan", "zoo:pool_blocks", "--cores", 1, "--no-stacks")["layers"]
+    assert sum(row["kernel"] == "POOL" for row in apart) == 10
+    assert not any("stack" in row for row in apart)
+
+
 def test_plan_shows_parts_of_the_batch_as_one_row() -> None:
     """Of so many images that no cache holds what a layer moves."""
     asked = ("plan", "zoo:squeezenet1_1", "--batch", 64, "--cores", 2)

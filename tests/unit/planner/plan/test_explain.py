@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from math import prod
 
 import numpy as np
 import pytest
 from graphs_by_hand import GraphBuilder
 from small_graphs import attention, dense_block, residual_block
 
+from aspen_mp.bench import models
+from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import AUTOMATIC
+from aspen_mp.planner.ops.spec import STACKS
+from aspen_mp.planner.passes import depth_first
 from aspen_mp.planner.plan import explain
+from aspen_mp.planner.plan.plan import StackInfo
 from aspen_mp.shm.tables import KERNELS, LIMITS
 
 
@@ -42,6 +49,47 @@ def test_report() -> None:
     assert predicted["requests_per_s"] > 1000 / predicted["predicted_ms"], "two at a time"
     assert totals["opaque"] == 0
     assert totals["weights_bytes"] == plan.weights_bytes > 0
+
+
+def blocks(b: GraphBuilder, count: int, shape: tuple[int, ...]) -> Graph:
+    x = b.input(*shape)
+    for _ in range(count):
+        window = {"kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1,) * 4, "count_include_pad": False}
+        x = b.node("POOL", [x], shape, mode="max", **window)
+    return b.graph(x)
+
+
+@pytest.mark.parametrize(("side", "images", "most"), [(56, 2, None), (224, 1, None), (56, 1, 2)])
+def test_stacks(side: int, images: int, most: int | None) -> None:
+    """What is written is what a plan writes: one tensor for each sequence."""
+    count, shape = 12, (images, 32, side, side)
+    graph = blocks(GraphBuilder(), count, shape)
+    depth_first.fuse_stacks(graph, most)
+    found = [row.stack for row in build_plan(graph, workers=2).info]
+    assert len(found) == len(graph.nodes) == (6 if most else max(1, side // 112))
+    steps = [step for stack in found for step in stack.steps]
+    assert [(step.kernel, step.shape) for step in steps] == [("POOL", shape)] * count
+    assert {stack.number for stack in found} == {0}, "sequences of one stack"
+    assert sum(stack.saved_bytes for stack in found) == 4 * (count - len(found)) * prod(shape)
+    assert all(0 < stack.together_ms < stack.apart_ms for stack in found)
+
+
+def test_stacks_of_a_batch_in_slices() -> None:
+    """A row for each slice, which together are the layer."""
+    images = 64
+    model = models.build("mobilenet_v2", batch=images)
+    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
+    plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=AUTOMATIC)).plan
+    of_layer: dict[str, list[StackInfo]] = {}
+    for row in plan.info:
+        assert (row.stack is not None) == (row.kernel in STACKS)
+        if row.stack is not None:
+            of_layer.setdefault(row.name, []).append(row.stack)
+    assert [{stack.number for stack in rows} for rows in of_layer.values()] == [{k} for k in range(len(of_layer))]
+    first = next(iter(of_layer.values()))
+    assert len(first) > 1
+    assert sum(stack.saved_bytes for stack in first) == 4 * images * 96 * 112 * 112
+    assert all([step.kernel for step in stack.steps] == ["CONV", "DWCONV"] for stack in first)
 
 
 @pytest.mark.parametrize("graph", [big, wide, dense_block, attention])
