@@ -25,8 +25,8 @@ _OF_CHANNELS = {"MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAver
 @dataclass(slots=True)
 class Layers:
     """Layers of a network: nodes of its ONNX graph. `optimisable`: pooling, normalisation, activation and other element-wise ones; `share`:
-    of the time of a plan in which every layer runs by itself, as predicted for one core. `stacks`: kernels that run several layers depth
-    first, in the plan of a runtime; `stacked`: their share of its time, as predicted for one core."""
+    of the time of a plan in which every layer runs by itself, as predicted for one core. `stacks`: of layers that run depth first in the
+    plan of a runtime, whatever the number of their sequences; `stacked`: their share of its time, as predicted for one core."""
 
     case: str
     layers: int
@@ -50,13 +50,13 @@ def measure(case: Case, cores: Sequence[int]) -> Layers:
     nodes = {node.name for node in model.graph.node}  # other rows change a layout
     nodes -= {row.name for row in apart if not _is_optimisable(row)}  # a Gemm adds its bias by an element-wise kernel, too
     optimisable = [row for row in apart if row.name in nodes]
-    stacks = [row for row in together if _is_stack(row)]
+    stacks = [row for row in together if row.stack is not None]
     return Layers(
         case=case.label,
         layers=len(model.graph.node),
         optimisable=_nodes(optimisable),
         share=_ms(optimisable) / _ms(apart),
-        stacks=_nodes(stacks),
+        stacks=len({row.stack.number for row in together if row.stack is not None}),
         stacked=_ms(stacks) / _ms(together),
     )
 
@@ -65,12 +65,6 @@ def _is_optimisable(row: OpInfo) -> bool:
     from aspen_mp.planner.ops.table import ELEMENTWISE
 
     return row.op in _OF_CHANNELS or row.kernel.partition(" ")[0] in ELEMENTWISE
-
-
-def _is_stack(row: OpInfo) -> bool:
-    from aspen_mp.planner.ops.spec import STACKS
-
-    return row.kernel.partition(" ")[0] in STACKS
 
 
 def _nodes(rows: Iterable[OpInfo]) -> int:

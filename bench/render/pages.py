@@ -20,7 +20,7 @@ Body = Callable[[Published], str]
 
 STACK_TABLE = (
     "Layers are nodes of the ONNX graph. Optimisable are pooling, normalisation, activation and other element-wise layers. "
-    "Their share of the time is of a plan in which every layer runs by itself. Stacks are the kernels that run several layers depth first, "
+    "Their share of the time is of a plan in which every layer runs by itself. Stacks are groups of layers that run depth first, "
     "and their share is of the plan that a runtime makes. Both shares are predicted for one core."
 )
 """What stands above the table of layers."""
@@ -89,7 +89,7 @@ def stacks(item: Published) -> str:
     found: figure.StacksResult = item.record.result
     parts = [f"### Blocks on {chain.name}\n\n{_against([(p.blocks, p.found) for p in chain.points], 'blocks')}" for chain in found.chains]
     if found.networks:
-        parts.append(f"### Small networks\n\n{_against([(networks.name(r.case), r) for r in found.networks], 'network')}")
+        parts.append(f"### Networks\n\n{_against([(networks.name(r.case), r) for r in found.networks], 'network')}")
     if found.layers:
         columns = ["network", "layers", "optimisable", "their share of the time", "stacks", "their share of the time"]
         rows = [[networks.name(r.case), r.layers, r.optimisable, f"{r.share:.1%}", r.stacks, f"{r.stacked:.1%}"] for r in found.layers]
