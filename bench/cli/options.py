@@ -71,11 +71,11 @@ def integers(text: str, hint: str, example: str) -> list[int]:
         raise typer.BadParameter(f"{text!r} is not a list of numbers. Write it like {example}", param_hint=hint) from None
 
 
-def counts(text: str, hint: str) -> list[int]:
-    """Numbers from 1 on, between commas."""
-    found = integers(text, hint, "1,2")
-    if min(found) < 1:
-        raise typer.BadParameter(f"{text!r} has a number below 1. Give numbers from 1 on", param_hint=hint)
+def counts(text: str, hint: str, least: int = 1) -> list[int]:
+    """Numbers from `least` on, between commas."""
+    found = integers(text, hint, f"{least},{least + 1}")
+    if min(found) < least:
+        raise typer.BadParameter(f"{text!r} has a number below {least}. Give numbers from {least} on", param_hint=hint)
     return found
 
 

@@ -14,29 +14,39 @@ if TYPE_CHECKING:
     from aspen_mp.bench.figures.compare import Comparison
     from aspen_mp.bench.figures.layers import Layers
     from aspen_mp.bench.figures.stacks import Chain, Shape
+    from aspen_mp.bench.peers.cases import Case
+
+
+Blocks = Annotated[
+    str | None, typer.Option("--blocks", metavar="1,2,4", help="Measure chains of so many blocks. Default: 1, and even numbers up to 40.")
+]
+Shapes = Annotated[
+    str | None,
+    typer.Option("--shapes", metavar="1x64x224x224", help="Batch, channels, rows, columns of chains. Default: the paper's two."),
+]
+Steps = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="5,10", help="Measure ours also with sequences of at most so many steps. Default: 5, of chains."),
+]
+AllEngines = Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")]
 
 
 @output.command
 def stacks(
     networks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as sppf. Default: some small ones and chains."),
+        typer.Argument(
+            metavar="NETWORK…",
+            help="Networks of the zoo, such as sppf. Default: some small ones and chains; with --batches or --table, 21 of torchvision.",
+        ),
     ] = None,
-    blocks: Annotated[
-        str | None,
-        typer.Option("--blocks", metavar="1,2,4", help="Measure chains of so many blocks. Default: 1, and even numbers up to 40."),
-    ] = None,
-    shapes: Annotated[
-        str | None,
-        typer.Option("--shapes", metavar="1x64x224x224", help="Batch, channels, rows, columns of chains. Default: the paper's two."),
-    ] = None,
-    table: Annotated[
-        bool, typer.Option("--table", help="Measure nothing. Count layers and stacks of networks. Default: 21 networks of torchvision.")
-    ] = False,
+    blocks: Blocks = None,
+    shapes: Shapes = None,
+    steps: Steps = None,
+    batches: Annotated[str | None, typer.Option("--batches", metavar="1,8,32", help="Measure networks with so many images.")] = None,
+    table: Annotated[bool, typer.Option("--table", help="Measure nothing. Count layers and stacks of networks.")] = False,
     cores: options.Cores = None,
-    engines: Annotated[
-        str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")
-    ] = None,
+    engines: AllEngines = None,
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
@@ -58,27 +68,40 @@ def stacks(
         raise typer.BadParameter("a table has no picture. Leave out --plot or --table", param_hint="--plot")
     recording = findings.Recording("stacks", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
+    others = _cases(networks or (layers.NETWORKS if batches or table else bench.NETWORKS), batches)
     if table:
-        found = findings.each(options.cases(networks or list(layers.NETWORKS)), lambda case, _: layers.measure(case, cpus), as_json)
-        findings.show([_layers(found)], (), as_json)
-        recording.write(bench.StacksResult(layers=found))
+        recording.write(bench.StacksResult(layers=_counted(others, cpus, as_json)))
         return
     lengths = options.counts(blocks, "--blocks") if blocks else list(bench.BLOCKS)
-    chained = bool(blocks or shapes)
-    wanted = (_shapes(shapes) if shapes else bench.SHAPES) if chained or not networks else ()
-    others = options.cases(networks or list(bench.NETWORKS)) if networks or not chained else []
+    limits = options.counts(steps, "--steps", least=2) if steps else None
+    named, chained = networks or batches, blocks or shapes
+    wanted = (_shapes(shapes) if shapes else bench.SHAPES) if chained or not named else ()
+    others = others if named or not chained else []
     chosen, absent = options.engines(engines or ",".join(ENGINES))
     schedule = options.schedule(rounds, seconds, runs)
     cases = [*(bench.case_of(shape, n) for shape in wanted for n in lengths), *others]
-    measured = iter(findings.each(cases, lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json))
+    measured = iter(findings.each(cases, lambda case, say: bench.measure(case, cpus, chosen, schedule, say, limits), as_json))
     chains = [bench.Chain(shape, [bench.Point(n, next(measured)) for n in lengths]) for shape in wanted]
     result = bench.StacksResult(chains, list(measured), absent=absent)
     if plot is not None:
         bench.plot(result, plot)
-    shown = [*map(_chain, chains), *map(_network, result.networks)]
-    findings.show(shown, absent, as_json)
+    findings.show(shown := [*map(_chain, chains), *map(_network, result.networks)], absent, as_json)
     recording.write(result, sum(each.disturbed for each in result.comparisons))
     findings.fail(shown)
+
+
+def _counted(cases: Sequence[Case], cpus: Sequence[int], as_json: bool) -> list[Layers]:
+    from aspen_mp.bench.figures import layers
+
+    found = findings.each(cases, lambda case, _: layers.measure(case, cpus), as_json)
+    findings.show([_layers(found)], (), as_json)
+    return found
+
+
+def _cases(networks: Sequence[str], batches: str | None) -> list[Case]:
+    """Networks, each with so many images; those that name their batch are there once."""
+    sizes = options.counts(batches, "--batches") if batches else [1]
+    return list({case.label: case for size in sizes for case in options.cases([*networks], size)}.values())
 
 
 def _shapes(text: str) -> list[Shape]:
@@ -129,4 +152,4 @@ def _layers(found: Sequence[Layers]) -> findings.Shown:
         for r in found
     ]
     text = "optimisable: pooling, normalisation, activation and other element-wise layers, and their share of the time layer by layer; "
-    return findings.Shown("", columns, rows, text + "stacks: kernels that run several layers; all times as predicted for one core")
+    return findings.Shown("", columns, rows, text + "stacks: of layers that run depth first; all times as predicted for one core")

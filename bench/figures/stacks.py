@@ -2,8 +2,9 @@
 
 BrainSlug's experiment (Weber et al., 2018, section 5.1 and figure 10): chains of ever more blocks of <MaxPool 3×3, BatchNormalization,
 Relu>, on images of two sizes. Where the layers of a chain run one after the other, each of them reads and writes a whole tensor; where they
-run depth first, a block costs its arithmetic. Small networks of such layers are measured in the same way. Ours runs a second time with
-every layer by itself (`Experiment.stacks`).
+run depth first, a block costs its arithmetic. The paper compares sequences of one step, of five and of as many as fit a cache; so ours runs
+a second time with every layer by itself (`Experiment.stacks`), and a third time with few steps (`Experiment.stack_steps`). Networks are
+measured in the same way (table 1).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from aspen_mp.bench.figures.compare import Comparison, compare
 from aspen_mp.bench.figures.layers import Layers
 from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.engines import ENGINES
 from aspen_mp.shm.words import count
 
 LAYERS = f"{OURS} layer by layer"
+STEPS = (5,)
+"""Steps of a sequence at most, as in the paper, besides one and as many as fit."""
 BLOCKS = (1, *range(2, 41, 2))
 """Lengths of chains, as in the paper."""
 SHAPES = ((1, 64, 224, 224), (16, 32, 56, 56))
@@ -87,11 +91,24 @@ def case_of(shape: Shape, blocks: int) -> Case:
     return Case("pool_blocks", batch, options={"blocks": blocks, "channels": channels, "image": (height, width)})
 
 
-def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: Schedule, say: Say) -> Comparison:
-    """A network on these cores; ours also layer by layer."""
+def with_steps(count: int) -> str:
+    """The label of ours with sequences of at most so many steps."""
+    return f"{OURS}, {count} steps"
+
+
+def measure(
+    case: Case, cores: Sequence[int], engines: Sequence[str], schedule: Schedule, say: Say, steps: Sequence[int] | None = None
+) -> Comparison:
+    """A network on these cores; ours also layer by layer, and with sequences of at most so many `steps`, where a chain has more of them.
+    None: those of the paper for chains, none for other networks."""
+    blocks = case.options.get("blocks")
+    if steps is None:
+        steps = STEPS if blocks else ()
     variants = [Variant(name, name, cores) for name in engines]
     if OURS in engines:
-        variants.insert(1, Variant(LAYERS, OURS, cores, {"planning": {"stacks": False}}))
+        plannings: dict[str, dict[str, int]] = {LAYERS: {"stacks": False}}
+        plannings |= {with_steps(count): {"stack_steps": count} for count in steps if not blocks or count < blocks}
+        variants[1:1] = [Variant(label, OURS, cores, {"planning": planning}) for label, planning in plannings.items()]
     return compare(case, variants, schedule, say)
 
 
@@ -141,8 +158,8 @@ def plot(result: StacksResult, file: Path) -> None:
     for panel, chain in zip(axes[0], result.chains, strict=True):
         for label in chain.labels:
             points = [(point.blocks, point.per_block(label)) for point in chain.points if label in point.found]
-            style = "o--" if label == LAYERS else "o-"
-            engine = OURS if label == LAYERS else label
+            style = "o--" if label == LAYERS else "o:" if label not in ENGINES else "o-"
+            engine = label if label in ENGINES else OURS
             panel.plot([n for n, _ in points], [ms for _, ms in points], style, color=colour(engine), label=label, markersize=3)
         panel.set(title=chain.name, xlabel="blocks", ylabel="time of a block, ms", xlim=(0, None), yscale="log")
         panel.yaxis.set_major_formatter("{x:g}")

@@ -79,16 +79,23 @@ def test_synthetic(tmp_path: Path) -> None:
 
 
 def test_stacks(tmp_path: Path) -> None:
-    shapes = ("--blocks", "1,4", "--shapes", "2x16x9x7", "--engines", "onnxruntime,aspen-mp")
+    shapes = ("--blocks", "1,4", "--shapes", "2x16x9x7", "--steps", "3,9", "--engines", "onnxruntime,aspen-mp")
     found = recorded(tmp_path, "stacks", *shapes, "sppf@channels=16,image=9", *QUICK, "--plot", str(tmp_path / "stacks.svg"))
-    labels = [OURS, stacks.LAYERS, "onnxruntime"]
+    first, second, labels = [OURS, stacks.LAYERS], [stacks.with_steps(3), stacks.with_steps(9)], ["onnxruntime"]
     (chain,) = found.chains
     assert chain.shape == (2, 16, 9, 7)
     assert [point.blocks for point in chain.points] == [1, 4]
-    assert [entry.label for result in found.comparisons for entry in result.entries] == 3 * labels
+    measured = [[entry.label for entry in result.entries] for result in found.comparisons]
+    assert measured == [first + labels, [*first, second[0], *labels], first + second + labels], "limits that chains can exceed"
     assert [result.case for result in found.networks] == ["sppf@channels=16,image=9"]
     assert not found.layers
-    assert all(label in (tmp_path / "stacks.svg").read_text() for label in labels)
+    assert all(label in (tmp_path / "stacks.svg").read_text() for label in [*first, second[0], *labels])
+
+
+def test_stacks_of_batches(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "stacks", TINY, f"{TINY},batch=3", "--batches", "1,3", "--engines", "aspen-mp", *QUICK)
+    assert [result.case for result in found.networks] == [TINY, f"{TINY.replace('@', '@batch=3,')}"]
+    assert not found.chains
 
 
 def test_chains_are_those_of_the_paper() -> None:
