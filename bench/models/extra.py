@@ -1,8 +1,10 @@
-"""Networks outside the zoo, for tests: kinds of structure that the zoo lacks (depthwise, patches, encoder-decoder, one-dimensional)."""
+"""Networks outside the zoo, for tests: kinds of structure that the zoo lacks (depthwise, gates, patches, encoder-decoder,
+one-dimensional)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -46,6 +48,108 @@ def inverted_residual(net: VisionNet, x: Map, name: str, expansion: int, channel
     residual = stride == 1 and x.channels == channels
     y = net.conv_bn(y, f"{name}.{index + 1}", f"{name}.{index + 2}", channels, 1, gamma=0.5 if residual else 1.0)
     return net.add(y, x) if residual else y
+
+
+EFFICIENT = (  # expansion, kernel, stride, channels, blocks
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
+SILU = 1.6
+"""Scale of a BatchNorm before a SiLU that makes the mean square of the result about one."""
+
+
+def efficientnet_b0(name: str, options: ImageOptions, weights: Weights) -> onnx.ModelProto:
+    """EfficientNet-B0 (arXiv:1905.11946): depthwise convolutions, SiLU, channels that are gated by their means."""
+    net = VisionNet(name, options, weights)
+    x = silu(net, net.conv_bn(net.image(), "features.0.0", "features.0.1", 32, 3, stride=2, pad=1, gamma=SILU))
+    for stage, (expansion, kernel, first, channels, blocks) in enumerate(EFFICIENT, 1):
+        for block in range(blocks):
+            stride = first if block == 0 else 1
+            x = gated_residual(net, x, f"features.{stage}.{block}.block", expansion, kernel, channels, stride)
+    x = silu(net, net.conv_bn(x, "features.8.0", "features.8.1", 1280, 1, gamma=SILU))
+    return net.logits(net.global_pool(x), "classifier.1", 1280)
+
+
+def gated_residual(net: VisionNet, x: Map, name: str, expansion: int, kernel: int, channels: int, stride: int) -> Map:
+    hidden = x.channels * expansion
+    y, index = x, 0
+    if expansion != 1:
+        y = silu(net, net.conv_bn(y, f"{name}.0.0", f"{name}.0.1", hidden, 1, gamma=SILU))
+        index = 1
+    names = f"{name}.{index}.0", f"{name}.{index}.1"
+    y = silu(net, net.conv_bn(y, *names, hidden, kernel, stride=stride, pad=kernel // 2, group=hidden, gamma=SILU))
+    y = gate(net, y, f"{name}.{index + 1}", max(1, x.channels // 4))
+    residual = stride == 1 and x.channels == channels
+    gamma = 0.7 if residual else 1.6  # gates lose part of it
+    y = net.conv_bn(y, f"{name}.{index + 2}.0", f"{name}.{index + 2}.1", channels, 1, gamma=gamma)
+    return net.add(y, x) if residual else y
+
+
+def gate(net: VisionNet, x: Map, name: str, squeezed: int) -> Map:
+    """Squeeze and excitation: a factor for each channel, made of the means of all."""
+    mean = Map(net.op("GlobalAveragePool", x.tensor), x.channels, 1, 1)
+    factors = net.conv(silu(net, net.conv(mean, f"{name}.fc1", squeezed, 1)), f"{name}.fc2", x.channels, 1)
+    return replace(x, tensor=net.op("Mul", net.op("Sigmoid", factors.tensor), x.tensor))
+
+
+def silu(net: VisionNet, x: Map) -> Map:
+    """As PyTorch's exporter writes it."""
+    return replace(x, tensor=net.op("Mul", x.tensor, net.op("Sigmoid", x.tensor)))
+
+
+def convnext_tiny(
+    name: str, options: ImageOptions, weights: Weights, *, channels: int = 96, depths: tuple[int, ...] = (3, 3, 9, 3)
+) -> onnx.ModelProto:
+    """ConvNeXt-Tiny (arXiv:2201.03545): depthwise convolutions of 7×7, and two products for each pixel between two transpositions."""
+    if options.opset < 17:
+        raise ValueError(f"{name}: LayerNormalization came with opset 17, not {options.opset}")
+    net = VisionNet(name, options, weights)
+    x = norm_of_channels(net, net.conv(net.image(), "features.0.0", channels, 4, stride=4, gain=1.0), "features.0.1")
+    for stage, blocks in enumerate(depths):
+        if stage:
+            x = norm_of_channels(net, x, f"features.{2 * stage}.0")
+            x = net.conv(x, f"features.{2 * stage}.1", 2 * x.channels, 2, stride=2, gain=1.0)
+        for block in range(blocks):
+            x = pixel_block(net, x, f"features.{2 * stage + 1}.{block}")
+    pooled = Map(net.op("GlobalAveragePool", x.tensor), x.channels, 1, 1)
+    flat = net.op("Flatten", norm_of_channels(net, pooled, "classifier.0").tensor, axis=1)
+    return net.logits(flat, "classifier.2", x.channels)
+
+
+def norm_of_channels(net: VisionNet, x: Map, name: str) -> Map:
+    """LayerNorm2d of torchvision: over the channels of each pixel."""
+    y = layer_norm(net, net.op("Transpose", x.tensor, perm=[0, 2, 3, 1]), name, x.channels)
+    return replace(x, tensor=net.op("Transpose", y, perm=[0, 3, 1, 2]))
+
+
+def layer_norm(net: VisionNet, x: str, name: str, channels: int) -> str:
+    scale, bias = net.param(f"{name}.weight", (channels,), Init(0.1, 1.0)), net.param(f"{name}.bias", (channels,), Init(0.1))
+    return net.op("LayerNormalization", x, scale, bias, name=f"{name}/LayerNormalization", axis=-1, epsilon=1e-6)
+
+
+def pixel_block(net: VisionNet, x: Map, name: str) -> Map:
+    channels = x.channels
+    y = net.conv(x, f"{name}.block.0", channels, 7, pad=3, group=channels, gain=1.0)
+    rows = layer_norm(net, net.op("Transpose", y.tensor, perm=[0, 2, 3, 1]), f"{name}.block.2", channels)
+    rows = of_pixels(net, rows, f"{name}.block.3", channels, 4 * channels, y)
+    erf = net.op("Erf", net.op("Div", rows, net.scalar(math.sqrt(2.0))))
+    rows = net.op("Mul", net.op("Mul", rows, net.op("Add", erf, net.scalar(1.0))), net.scalar(0.5))
+    rows = of_pixels(net, rows, f"{name}.block.5", 4 * channels, channels, y)
+    scale = net.param(f"{name}.layer_scale", (channels, 1, 1), Init(0.05, 0.3))
+    return net.add(replace(x, tensor=net.op("Mul", scale, net.op("Transpose", rows, perm=[0, 3, 1, 2]))), x)
+
+
+def of_pixels(net: VisionNet, x: str, name: str, inputs: int, outputs: int, image: Map) -> str:
+    """A linear layer for each pixel of [batch, height, width, inputs]."""
+    weight = net.param(f"{name}.weight", (inputs, outputs), Init(math.sqrt(2 / inputs)), transposed=True)
+    bias = net.param(f"{name}.bias", (outputs,), Init(0.05))
+    net.add_macs(product(net.options.batch, image.height, image.width, inputs, outputs))
+    return net.op("Add", net.op("MatMul", x, weight, name=f"{name}/MatMul"), bias, name=f"{name}/Add")
 
 
 def unet(

@@ -12,7 +12,7 @@ from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .detector import text_detector
 from .draws import draw
-from .extra import mobilenet_v2, tcn, unet, vit
+from .extra import convnext_tiny, efficientnet_b0, mobilenet_v2, tcn, unet, vit
 from .few_bits import OPSET, in_int4
 from .gpt2 import gpt2
 from .half_precision import in_f16
@@ -54,6 +54,8 @@ def _entries() -> dict[str, Entry]:
     table["gpt2"] = Entry(gpt2, TextOptions, {}, mini=tokens)
     table["aspen32"] = Entry(aspen, ImageOptions, {"image": (64, 64)}, mini={"image": 16, "channels": 32})
     table["mobilenet_v2"] = Entry(mobilenet_v2, ImageOptions, {}, extra=True)
+    table["efficientnet_b0"] = Entry(efficientnet_b0, ImageOptions, {}, extra=True)
+    table["convnext_tiny"] = Entry(convnext_tiny, ImageOptions, {}, extra=True, mini={"image": 64, "channels": 16})
     table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True, mini={"image": 64, "layers": 2, "hidden": 64, "heads": 4})
     table["smollm2_135m"] = Entry(llama, TextOptions, {}, extra=True, mini={**tokens, "inner": 96, "kv_heads": 2})
     table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True, mini={"image": 64, "width": 8})

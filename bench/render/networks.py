@@ -18,6 +18,8 @@ NAMES = {
     "bert_large": "BERT-large",
     "gpt2": "GPT-2",
     "mobilenet_v2": "MobileNetV2",
+    "efficientnet_b0": "EfficientNet-B0",
+    "convnext_tiny": "ConvNeXt-Tiny",
     "squeezenet1_0": "SqueezeNet 1.0",
     "squeezenet1_1": "SqueezeNet 1.1",
     "yolov3": "YOLOv3",

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is an optional peer")
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("squeezenet1_1", "densenet121", "yolov3", "gpt2", "mobilenet_v2", "vit_b_16", "unet", "tcn")),
+    *((name, {}) for name in ("efficientnet_b0", "convnext_tiny")),
     ("bert_base", {"norm": "decomposed"}),
     ("bert_base", {"attention": "sdpa"}),
     ("gpt2", {"symbolic": True}),

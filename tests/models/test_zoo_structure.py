@@ -42,6 +42,8 @@ PARAMETERS = {  # trainable parameters as torchvision, Hugging Face and the Dark
     "gpt2": 124_439_808,
     "aspen32": 32 * (128 * 128 * 9 + 128),
     "mobilenet_v2": 3_504_872,
+    "efficientnet_b0": 5_288_548,
+    "convnext_tiny": 28_589_128,
     "vit_b_16": 86_567_656,
     "smollm2_135m": 134_515_008,
 }
@@ -54,13 +56,15 @@ GMACS = {  # convolutions and matrix products at the usual size, batch 1, 128 to
     "squeezenet1_1": 0.349,
     "densenet121": 2.834,
     "inception_v3": 5.713,
+    "efficientnet_b0": 0.386,
+    "convnext_tiny": 4.456,
     "yolov3": 32.932,
     "bert_base": 11.174,
     "bert_large": 39.461,
 }
 FAMILIES = (
     *("resnet18", "squeezenet1_1", "densenet121", "yolov3", "bert_base", "gpt2"),
-    *("aspen32", "mobilenet_v2", "vit_b_16", "smollm2_135m", "unet", "tcn"),
+    *("aspen32", "mobilenet_v2", "efficientnet_b0", "convnext_tiny", "vit_b_16", "smollm2_135m", "unet", "tcn"),
 )
 small = models.miniature
 
@@ -172,6 +176,8 @@ IMAGE_SPELLINGS = [
     ("vgg11_bn", {"bn": "fold"}),
     ("densenet121", {"bn": "fold"}),
     ("mobilenet_v2", {"bn": "fold", "pool": "mean"}),
+    ("efficientnet_b0", {"bn": "fold"}),
+    ("convnext_tiny", {"opset": 20}),
     ("inception_v3", {"bn": "fold"}),
     ("yolov3", {"bn": "fold"}),
 ]
