@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aspen_mp.bench.figures.stacks import ours_by
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.peers.rounds import OURS, CaseResult, EngineResult
 from aspen_mp.bench.render.markdown import number, table
@@ -28,6 +29,7 @@ NAMES = {
     "vit_b_16": "ViT-B/16",
     "unet": "U-Net",
     "alexnet": "AlexNet",
+    "pool_blocks": "chain of pooling blocks",
     "sppf": "SPPF",
     "poolformer": "PoolFormer's mixers",
     "inception_pools": "Inception's pools",
@@ -53,6 +55,7 @@ def name(case: str) -> str:
     case, *more = case.split(", ", 1)
     network, _, options = case.partition("@")
     sizes = {"seq": "{} tokens", "batch": "batch {}", "dtype": "{}", "precision": "{}", "image": "{} pixels"}
+    sizes |= {"blocks": "length {}", "channels": "{} channels"}
     words = []
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
@@ -114,5 +117,12 @@ def compared(published: Sequence[Published]) -> list[Comparison]:
         for item in of(published, "lengths")
         for result in item.record.result
         for engine_name, (total, _) in result.ratios().items()
+    ]
+    found += [
+        Comparison(result.case, item.record.machine.name, entry.cores, entry.engine, ratio)
+        for item in of(published, "stacks")
+        for result in item.record.result.comparisons
+        for entry in result.entries
+        if entry.engine != OURS and (ratio := ours_by(result, entry.label)) is not None
     ]
     return found

@@ -93,6 +93,8 @@ def test_a_record_of_stacks_has_a_page_and_a_chart(tree: Path) -> None:
     for row in ("4 | 1.00 | 4.00 | – | 0.25", "SPPF | 1.00 | 4.00 | – | 0.25", "VGG-11 with BatchNorm | 36 | 25 | 8.2% | 3 | 50.0%"):
         assert f"| {row} |" in text
     assert "1×64×8×8" in (tree / picture).read_text()
+    ratios = {(pair.case, pair.engine): pair.ratio for pair in networks.compared(published.read(tree / render.RESULTS))}
+    assert ratios["pool_blocks", "torch"] == ratios["sppf", "torch"] == 0.25
 
 
 def test_a_readme_without_its_lines_is_refused(tree: Path) -> None:
