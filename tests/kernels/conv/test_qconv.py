@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn) -> Case:
     none = single and draw(st.booleans())
     before, after = ((0, 0) if none else draw(pair(st.sampled_from([0, 1, 1, 2, 3, 9]))) for _ in range(2))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    sizes = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 14, 17])
+    sizes = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 12, 14, 17])
     image = tuple(max(draw(sizes), r - b - a) for r, b, a in zip(reach, before, after, strict=True))
     return draw(st.integers(1, 2)), draw(CHANNELS), draw(CHANNELS), image, Geometry(kernel, stride, dilation, before, after)  # type: ignore[arg-type]
 

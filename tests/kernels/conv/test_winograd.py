@@ -114,7 +114,7 @@ def images(draw: st.DrawFn) -> tuple[Kind, tuple[int, int], Pads]:
     """A kind, an image and pads that leave at least one pixel of output."""
     kind = draw(st.sampled_from(KINDS))
     pads: Pads = draw(st.tuples(*[st.sampled_from([0, 1, 1, 2, 5])] * 4))
-    sizes = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 13, 14, 21])
+    sizes = st.sampled_from([0, 1, 2, 3, 4, 5, 7, 8, 13, 14, 21])
     return kind, (max(draw(sizes), kind.rows - pads[0] - pads[2]), max(draw(sizes), kind.columns - pads[1] - pads[3])), pads
 
 

@@ -265,19 +265,21 @@ typedef struct strip {
   vi which[LINE / VL];                       /* … from the first of them on, which its lanes are */
 } strip;
 
+/* Rows of the ring: as many as a row of windows sees, and one where the image has none. */
+static int64_t ring_rows(const dwconv *d) { return max64(min64((d->rows.kernel - 1) * d->rows.dilation + 1, d->rows.in), 1); }
+
 /* Columns of output in a strip: as many as leave the ring its size. */
 static int64_t strip_columns(const dwconv *d, int64_t columns) {
-  const int64_t reach = (d->rows.kernel - 1) * d->rows.dilation + 1, span = (d->columns.kernel - 1) * d->columns.dilation + 1;
-  const int64_t line = RING_BYTES / (d->planes.all * min64(reach, d->rows.in) * LINE * (int64_t)sizeof(float));
+  const int64_t span = (d->columns.kernel - 1) * d->columns.dilation + 1;
+  const int64_t line = RING_BYTES / (d->planes.all * ring_rows(d) * LINE * (int64_t)sizeof(float));
   return min64(max64((line - span) / d->columns.stride + 1, FEWEST_COLUMNS), columns);
 }
 
 /* Lays the workspace of strips of so many columns, at most, out from `base`; returns its size in bytes. */
 static size_t lay_out(const dwconv *d, strip *s, char *base, int64_t columns) {
-  const int64_t reach = (d->rows.kernel - 1) * d->rows.dilation + 1, span = (d->columns.kernel - 1) * d->columns.dilation + 1;
-  const int64_t rows = d->planes.all * d->rows.kernel;
+  const int64_t span = (d->columns.kernel - 1) * d->columns.dilation + 1, rows = d->planes.all * d->rows.kernel;
   size_t at = 0;
-  s->slots = min64(reach, d->rows.in);
+  s->slots = ring_rows(d);
   s->width = min64((columns - 1) * d->columns.stride + span, d->columns.in);
 #define PART(field, type, count) (s->field = (type *)(base + at), at += ((size_t)(count) * sizeof(type) + 63) & ~(size_t)63)
   PART(ring, float, d->planes.all * s->slots * s->width * LINE);

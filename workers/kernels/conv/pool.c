@@ -211,7 +211,8 @@ MAXIMUM_OF(maximum_u8, uint8_t, 0)
 static int shares(const pool *p) {
   const window *r = &p->rows, *w = &p->columns;
   return !p->average && p->x->dtype == ASPEN_DT_F32 && p->x->strides[1] == 1 && p->out->strides[1] == 1 && r->kernel == w->kernel &&
-         r->kernel > 2 && r->kernel <= POOL_WIDEST && r->stride == 1 && w->stride == 1 && r->dilation == 1 && w->dilation == 1;
+         r->kernel > 2 && r->kernel <= POOL_WIDEST && r->stride == 1 && w->stride == 1 && r->dilation == 1 && w->dilation == 1 &&
+         r->in > 0 && w->in > 0;
 }
 
 /* Along the columns [lo, hi): those of windows that can share. */
