@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import pytest
 from bucketed_plans import GRAPHS, Make, bucketed
 from graphs_by_hand import GraphBuilder
 from guard_pages import guarded
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as hs
 from small_graphs import (
     attention,
     concat_shapes,
@@ -22,15 +24,22 @@ from small_graphs import (
     residual_block,
     sequence_ops,
 )
+from test_depth_first import _stacked, always, graphs
 
 from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, TILE
+from aspen_mp.workers import _kernels
 from aspen_mp.workers._dse import PlanRunner
 
 CASES = 150
+STACKS = 40
+"""Graphs of stacks, each of them changed a third as often."""
+
+__all__ = ["always"]
 
 
 def mutate(raw: bytearray, rng: np.random.Generator) -> str:
@@ -85,25 +94,46 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
     return ", ".join(done)
 
 
-def execute(raw: bytearray, weights: Any) -> None:
+def mutate_program(raw: bytearray, rng: np.random.Generator) -> str:
+    """Changes some words of a stack's program: near their old values, to another word of it, or to extremes."""
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    ops = np.frombuffer(raw, OP, header["n_ops"], int(header["ops"]))
+    stack = rng.choice(ops[ops["kernel"] == KERNELS["STACK"].code])
+    params = np.frombuffer(raw, np.int64, header["n_params"], int(header["params"]))
+    program = params[int(stack["param"]) :][: int(stack["n_params"])]
+    done = []
+    for _ in range(int(rng.integers(1, 4))):
+        k = int(rng.integers(len(program)))
+        old = int(program[k])
+        near, other = old + int(rng.choice([-16, -2, -1, 1, 2, 16])), int(rng.choice(program))
+        far = int(rng.choice([0, -1, -2, 1 << 15, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, -(1 << 63)]))
+        value = (near, near, other, far)[int(rng.integers(4))]
+        program[k] = value = max(-(1 << 63), min(value, (1 << 63) - 1))
+        done.append(f"word {k}: {old} → {value}")
+    return ", ".join(done)
+
+
+def execute(raw: bytearray, weights: Any, isas: Sequence[str]) -> None:
     header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
     segment = guarded(len(raw))
     segment[: len(raw)] = np.frombuffer(raw, np.uint8)
     arena, request = guarded(int(header["arena_bytes"])), guarded(int(header["request_bytes"]))
-    runner = PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request, extent=int(header["most"]))
-    for extent in sorted({*range(int(header["least"]), int(header["most"]) + 1, 3), int(header["least"]), int(header["most"])}):
-        runner.move(extent)
-        runner.run("fifo")
+    least, most = int(header["least"]), int(header["most"])
+    for isa in isas:
+        runner = PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request, isa=isa, extent=most)
+        for extent in sorted({*range(least, most + 1, 3), least, most}):
+            runner.move(extent)
+            runner.run("fifo")
 
 
-def survives(raw: bytearray, weights: Any) -> bool:
+def survives(raw: bytearray, weights: Any, isas: Sequence[str] = _kernels.isas()[:1]) -> bool:
     """Executes the plan in a child process; False if a signal killed it."""
     pid = os.fork()
     if pid == 0:
         code = 0
         try:
             signal.alarm(20)
-            execute(raw, weights)
+            execute(raw, weights, isas)
         except PlanError:
             code = 1
         finally:
@@ -122,25 +152,41 @@ def packed(plan: Plan) -> Any:
 
 
 def harmless(plan: Plan) -> None:
+    assert executed(plan, mutate, CASES) > 0
+
+
+def executed(plan: Plan, change: Callable[[bytearray, np.random.Generator], str], cases: int, seed: int = 11, **how: Any) -> int:
+    """How many of so many changed plans are accepted. Each of these is executed, and harms nobody."""
     good, weights = plan.segment(), packed(plan)
-    assert survives(good, weights)
-    rng = np.random.default_rng(11)
+    assert survives(good, weights, **how)
+    rng = np.random.default_rng(seed)
     accepted = 0
-    for case in range(CASES):
+    for case in range(cases):
         raw = bytearray(good)
-        what = mutate(raw, rng)
+        what = change(raw, rng)
         try:
             validate(raw)
         except PlanError:
             continue
         accepted += 1
-        assert survives(raw, weights), f"case {case}: {what}"
-    assert accepted > 0
+        assert survives(raw, weights, **how), f"case {case}: {what}"
+    return accepted
 
 
 @pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops, products_of_bits, products_of_pairs])
 def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
     harmless(build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1))))
+
+
+@pytest.mark.usefixtures("always")
+@settings(max_examples=STACKS, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(graphs(), hs.integers(0, 1000))
+def test_changed_programs_do_no_harm(graph: Graph, seed: int) -> None:
+    """Of stacks at random, on every instruction set."""
+    graph = _stacked(graph)
+    assume(graph.has("STACK"))
+    plan = build_plan(graph, workers=2, options=PlanOptions(grids=random_grids(seed)))
+    executed(plan, mutate_program, CASES // 3, seed, isas=_kernels.isas())
 
 
 @pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
