@@ -1,7 +1,7 @@
 """Plans with a few numbers changed: `validate` refuses them, or no tile leaves its memory when they are executed.
 
-The bases are plans of onnx's backend tests, so that every kernel occurs. What passes is executed with guard pages around every segment; a
-fault is a finding, and so is a plan that a worker's own check refuses although `validate` did not.
+The bases are plans of onnx's backend tests, so that every kernel occurs, and of small networks that become stacks. What passes is executed
+with guard pages around every segment; a fault is a finding, and so is a plan that a worker's own check refuses although `validate` did not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fuzz_models import bases, feeds_for
 from fuzzing import Finding, numbers
 from guard_pages import guarded
 
+from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.plan.plan import Plan
@@ -28,10 +29,22 @@ MOST = 1 << 26
 """Bytes of a space beyond which a plan is checked, not executed."""
 
 
+STACKS = ("pool_blocks", "depthwise_chain", "sppf", "inception_pools", "poolformer", "mobilenet_v2")
+"""Networks of layers that run depth first."""
+OFTEN = 12
+"""As often as so many of the backend's each."""
+
+
+@lru_cache
+def stacks() -> list[tuple[str, bytes]]:
+    """Serialised small networks."""
+    return [(name, models.build(name, **models.miniature(name)).SerializeToString()) for name in STACKS]
+
+
 @lru_cache(maxsize=64)
 def base(k: int) -> Plan | None:
-    """A plan of the k-th model; None where it has none of tiles alone."""
-    name, data = bases()[k % len(bases())]
+    """A plan of the k-th model; None where it has none of tiles alone. Behind those of the backend come networks with stacks."""
+    name, data = bases()[k] if k < len(bases()) else stacks()[k % len(STACKS)]
     try:
         opened = api.load(data)
         feeds = feeds_for(opened.signature, np.random.default_rng(0))
@@ -160,7 +173,7 @@ def case(seed: int) -> str:
     rng = np.random.default_rng(seed)
     plan = None
     while plan is None:
-        plan = base(int(rng.integers(len(bases()))))
+        plan = base(int(rng.integers(len(bases()) + OFTEN * len(STACKS))))
     if rng.random() < 0.3:
         plan = stretched(plan, rng)
     raw = bytearray(plan.segment())
