@@ -44,7 +44,7 @@ def main() -> None:
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "tests/stress/fuzz"), *(p for p in sys.path if "site-packages" in p)]),
         "PYTHONMALLOC": "malloc",  # so that every object has a block of its own
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=0:abort_on_error=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     }
     os.execve(sys.executable, [sys.executable, "-S", "-P", *sys.argv[2:]], environment)
 
