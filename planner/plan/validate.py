@@ -207,8 +207,8 @@ def _check_operands(s: _Segment) -> None:
     if (k := _first(np.asarray(((dims < 0) | (dims >= LONGEST_AXIS)).any(axis=1)))) is not None:
         refuse(f"operands[{k}].dims", dims[k].tolist(), f"at least 0 and less than {LONGEST_AXIS}")
     items = np.array([DTYPE_BYTES.get(c, 1) for c in range(max(DTYPE_BYTES) + 1)], np.int64)[o["dtype"]]
-    # In floating point first: what passes that cannot wrap in 64 bits.
-    reach = (np.maximum(dims - 1, 0).astype(float) * np.abs(strides.astype(float))).sum(axis=1) * items + np.abs(o["offset"].astype(float))
+    # In floating point first: what passes that cannot wrap in 64 bits. Kernels multiply the strides of short axes, too.
+    reach = (np.maximum(dims - 1, 1).astype(float) * np.abs(strides.astype(float))).sum(axis=1) * items + np.abs(o["offset"].astype(float))
     elements = np.prod(np.maximum(dims, 1).astype(float), axis=1) * items
     for what, size in (("offset", reach), ("dims", elements)):
         if (k := _first(present & np.asarray(size > MAX_SEGMENT))) is not None:

@@ -90,6 +90,7 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("operands[0]", field("operands", "dims", 1 << 39)),
     ("strides", field("operands", "strides", 0)),
     ("operands[0]", field("operands", "strides", 1 << 62)),
+    ("reaches beyond", operand("CONV", 1, "strides", [[1 << 62, 144, 12, 1, 0, 0, 0, 0]])),
     ("operands[0].offset", field("operands", "offset", -64)),
     ("operands[0].offset", field("operands", "offset", (1 << 63) - 64)),
     ("must be a multiple", operand("CONV", 0, "offset", 833)),
