@@ -99,7 +99,7 @@ def test_tiles_beyond_what_a_layer_has() -> None:
     assert [row.tiles for row in plan.info if row.kernel == "GEMM"] == [4096 // 32, 1024 // 32]
 
 
-@pytest.mark.parametrize("values", [{"tiles": 0}, {"tiles": 5000}, {"tiles": "8"}, {"barriers": 1}])
+@pytest.mark.parametrize("values", [{"tiles": 0}, {"tiles": 5000}, {"tiles": "8"}, {"barriers": 1}, {"stack_steps": 1}])
 def test_values_out_of_range(values) -> None:
     with pytest.raises(ValueError, match="planning"):
         Experiment(**values).checked()
