@@ -4,7 +4,7 @@ Logical axes stay ONNX's everywhere; the physical layout is only strides. In ord
 
 1. concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats);
 2. each tensor gets the order in which its producer likes to write it: channels last around convolutions, POOL and what reads images
-   between their pixels, row-major for GEMM, that of the main input for everything else;
+   between their pixels, row-major for GEMM, that of the main input for everything else, also for POOL where it can share along rows;
 3. from the results backwards, tensors are placed *into* what they are read as, wherever no copy results from it: graph outputs into the
    request's region, inputs of a concat into slices of its buffer, tensors that a transpose and reshape follow (attention heads) in the
    order in which the reshape is a view;
@@ -148,12 +148,18 @@ def _topological(nodes: list[Node]) -> list[Node]:
     return out
 
 
+def _layout(node: Node) -> Layout:
+    """The order of axes in which the node likes to write its output."""
+    spec = SPECS[node.op]
+    return Layout.SPREADS if spec.planar(node) else spec.layout
+
+
 def _by_lines(node: Node, x: Tensor) -> bool:
     """Is the main input, an image, worth a copy whose channels lie side by side, if they do not?"""
-    spec = SPECS[node.op]
-    if spec.layout is Layout.LINES:
+    spec, layout = SPECS[node.op], _layout(node)
+    if layout is Layout.LINES:
         return x.shape[1] >= FEW_SAMPLED and spec.read_again * node.output.size > x.size
-    return spec.layout is Layout.CHANNELS_LAST and x.shape[1] > 1 and x.shape[1] // int(node.attrs.get("groups", 1)) >= spec.gathers
+    return layout is Layout.CHANNELS_LAST and x.shape[1] > 1 and x.shape[1] // int(node.attrs.get("groups", 1)) >= spec.gathers
 
 
 def _inner(t: Tensor, order: Sequence[int]) -> int | None:
@@ -191,7 +197,7 @@ class _Assignment:
                 wanted.add(t)
 
         for node in self.nodes:
-            layout = SPECS[node.op].layout
+            layout = _layout(node)
             if layout is Layout.CHANNELS_LAST:
                 add(node.inputs[0])
                 add(node.output)
@@ -203,11 +209,11 @@ class _Assignment:
         if not wanted:
             return wanted
         for node in reversed(self.nodes):
-            if SPECS[node.op].layout is Layout.SPREADS and node.output in wanted:
+            if _layout(node) is Layout.SPREADS and node.output in wanted:
                 for t in node.inputs:
                     add(t)
         for node in self.nodes:
-            if SPECS[node.op].layout is Layout.SPREADS and any(t in wanted for t in node.inputs if t is not None):
+            if _layout(node) is Layout.SPREADS and any(t in wanted for t in node.inputs if t is not None):
                 add(node.output)
         return wanted
 
@@ -256,7 +262,7 @@ class _Assignment:
 
     def _order(self, node: Node, t: Tensor, last: set[Tensor]) -> tuple[int, ...]:
         rank = len(t.shape)
-        layout = SPECS[node.op].layout
+        layout = _layout(node)
         if t in last and layout in _CHANNELS_LAST:
             return channels_last(rank)
         if layout is Layout.FOLLOWS or layout is Layout.SPREADS:
@@ -300,7 +306,7 @@ class _Assignment:
         """Is writing `t` with these strides as good as in its natural order?"""
         if any(d > 1 and s == 0 for d, s in zip(t.shape, strides, strict=True)):
             return False
-        if SPECS[node.op].layout in _ANY or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
+        if _layout(node) in _ANY or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
             return True
         inner = _inner(t, self.order[t])
         return inner is None or strides[inner] == 1
@@ -422,12 +428,17 @@ class _Assignment:
             inputs.append(x if fits or 0 in x.shape else self._copy(x, want, "concat"))
         node.inputs = inputs
 
+    def _strides(self, t: Tensor) -> st.Strides:
+        """Of what a kernel writes."""
+        return self.placed[t].strides if t in self.placed else self.natural[t]
+
     def _resolve_kernel(self, node: Node) -> None:
+        lines = SPECS[node.op].planar(node) and self._strides(node.output)[1] == 1  # what it reads lies as what it writes
         for i, x in enumerate(node.inputs):
             if x is None:
                 continue
             ref = self._source(x)
-            if i == 0 and _by_lines(node, x) and ref.strides[1] != 1:
+            if i == 0 and (lines or _by_lines(node, x)) and ref.strides[1] != 1:
                 node.inputs[i] = self._ordered(x, channels_last(len(x.shape)), "channels-last")
             if is_packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
                 node.inputs[i] = self._ordered(x, tuple(range(len(x.shape))), "packed")

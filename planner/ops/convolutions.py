@@ -395,6 +395,14 @@ def _pwdw_checks(call: Call) -> None:
         shaped(call.optional(i), out.shape[1:2], f"shape of input {i}")
 
 
+def shares_rows(node: Node) -> bool:
+    """Whether POOL takes maxima of neighbouring windows together along rows, too (`workers/kernels/conv/pool_planes.h`)."""
+    a, ones = node.attrs, (1, 1)
+    side = a["kernel"][0]
+    alike = tuple(a["kernel"]) in {(3, 3), (5, 5)} and tuple(a["strides"]) == ones and tuple(a["dilations"]) == ones
+    return alike and a["pads"][1] == side // 2 and a["mode"] == "max" and bool(node.output.dtype == "float32")
+
+
 def _pool_checks(call: Call) -> None:
     out, x = call.out, call.input(0)
     ranked(out, 4, "the output")
@@ -539,6 +547,7 @@ SPECS = (
         checks=_pool_checks,
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
+        planar=shares_rows,
         batch_rank=1,
         cost=Cost(_pool_flops, element_ns=each(0.026)),
     ),

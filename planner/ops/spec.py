@@ -174,7 +174,8 @@ class OpSpec:
     many; 0: any number.
 
     `region`: which part of an input a part of the output needs. `checks`: raises `Misfit` unless a call stays within its operands; None
-    where there is no kernel. `layout`: of its output. `gathers`: with fewer channels of input a group, the kernel copies its input anyway,
+    where there is no kernel. `layout`: of its output. `planar`: whether an image is as good to it where the pixels of a row lie side by
+    side: then it SPREADS, whatever `layout` says. `gathers`: with fewer channels of input a group, the kernel copies its input anyway,
     whatever the strides. `read_again`: an image is copied for its channels to lie side by side where it has fewer elements than so many
     times the output, because a copy costs as much as so many results are cheaper then. `whole_axes`: axes of the output that no tile cuts,
     because tiles would repeat work. `run_lines`: cache lines that a tile is wide at least along the axis of unit stride. `batch_rank`:
@@ -189,6 +190,7 @@ class OpSpec:
     checks: Callable[[Call], None] | None = None
     kind: Kind = Kind.OTHER
     layout: Layout = Layout.ROW_MAJOR
+    planar: Callable[[Node], bool] = lambda node: False
     gathers: int = 0
     read_again: int = 0
     whole_axes: Callable[[Node], Axes] = lambda node: NO_AXES

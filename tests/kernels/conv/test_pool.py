@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ISAS, boxes, filled, layout, run, same_bits
 
+from aspen_mp.shm.tables import UNARY
+
 NO_ACT = (0, 0, 0)
 pair = lambda values: st.tuples(values, values)  # noqa: E731
 
@@ -96,6 +98,31 @@ def test_f32_against_definition(isa, average, seed, case, plain):
 @given(seed=st.integers(0, 2**32), case=cases(), plain=st.booleans())
 def test_maximum_of_other_types(isa, dtype, seed, case, plain):
     check(isa, seed, case, False, dtype, plain)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    side=st.sampled_from([3, 5]),
+    image=st.tuples(st.integers(1, 9), st.integers(1, 70)),
+    channels=st.integers(1, 5),
+    more=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+)
+def test_maxima_along_rows_have_the_bits_of_those_along_channels(isa, seed, side, image, channels, more):
+    """Numbers of which many are equal, zeros of both signs, and what is no number."""
+    rng = np.random.default_rng(seed)
+    pool = [np.inf, -np.inf, np.nan, -0.0, 0.0, 3e38, -3e38][seed % 4 :]
+    values = rng.choice(np.array([*pool, -1.0, 1.0], np.float32), (2, channels, *image))
+    pads = (side // 2, side // 2, side // 2 + more[0], side // 2 + more[1])
+    out = (2, channels, image[0] + more[0], image[1] + more[1])
+    act = [NO_ACT, (UNARY["RELU"], 0.0, 0.0), (UNARY["SIGMOID"], 0.0, 0.0)][seed % 3]
+    p = [0, side, side, 1, 1, 1, 1, *pads, 0, *act]
+    scale = [rng.standard_normal(channels, dtype=np.float32) for _ in range(2)] if seed % 2 else []
+    last = np.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    wanted = run("POOL", np.empty((2, *out[2:], channels), np.float32).transpose(0, 3, 1, 2), [last, *scale], p, isa=isa)
+    tiles = boxes(rng, out, int(rng.integers(1, 6)))
+    assert same_bits(wanted, run("POOL", np.empty(out, np.float32), [values, *scale], p, tiles, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)

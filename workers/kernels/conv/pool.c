@@ -3,9 +3,9 @@
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
  * common sizes that lie inside the image go through loops without counters; maxima of windows one pixel apart share what they compare
- * (pool_rows.h).
+ * (pool_rows.h), also where pixels, not channels, lie side by side (pool_planes.h).
  */
-#include "conv/pool_rows.h"
+#include "conv/pool_planes.h"
 
 enum { MAXIMUM = 0, AVERAGE = 1 };
 
@@ -208,11 +208,15 @@ MAXIMUM_OF(maximum_u8, uint8_t, 0)
 
 /* ---- maxima of windows that are one pixel apart ---- */
 
+/* Do channels (axis 1), or the pixels of a row (axis 3), lie side by side? */
+static int beside(const pool *p, int axis) { return p->x->strides[axis] == 1 && p->out->strides[axis] == 1; }
+
 static int shares(const pool *p) {
   const window *r = &p->rows, *w = &p->columns;
-  return !p->average && p->x->dtype == ASPEN_DT_F32 && p->x->strides[1] == 1 && p->out->strides[1] == 1 && r->kernel == w->kernel &&
-         r->kernel > 2 && r->kernel <= POOL_WIDEST && r->stride == 1 && w->stride == 1 && r->dilation == 1 && w->dilation == 1 &&
-         r->in > 0 && w->in > 0;
+  if (p->average || p->x->dtype != ASPEN_DT_F32 || r->kernel != w->kernel || r->in < 1 || w->in < 1) return 0;
+  if (r->stride != 1 || w->stride != 1 || r->dilation != 1 || w->dilation != 1) return 0;
+  if (beside(p, 1)) return r->kernel > 2 && r->kernel <= POOL_WIDEST;
+  return beside(p, 3) && (r->kernel == 3 || r->kernel == 5) && w->pad == w->kernel / 2;
 }
 
 /* Along the columns [lo, hi): those of windows that can share. */
@@ -224,18 +228,16 @@ static pool_line line_of(const pool *p, int64_t lo, int64_t hi) {
   return (pool_line){w->kernel, w->in, w->pad, from, max64(from, to), p->x->strides[3], p->out->strides[3]};
 }
 
-/* Where row r of an argument begins. */
-INLINE int64_t row_at(const aspen_arg *a, int64_t r) { return (a->ring ? (int64_t)((uint32_t)r % a->ring) : r) * a->strides[2]; }
-
 /* Do the windows of the pair that row `oh` belongs to have a row of pixels in common? */
 static int in_common(const pool *p, int64_t oh) {
   const int64_t top = oh - oh % 2 - p->rows.pad;
   return top + 1 < p->rows.in && top + p->rows.kernel > 0;
 }
 
-/* Whether POOL with these parameters takes the rows of its arguments from rings: all its windows are maxima that share. */
-int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width) {
-  aspen_arg image = {.dtype = ASPEN_DT_F32, .strides = (const int64_t[]){0, 1, 0, 0}};
+/* Whether POOL with these parameters takes the rows of its arguments from rings: all its windows are maxima that share. `planes`: the pixels of a
+ * row lie side by side, not channels. */
+int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width, int planes) {
+  aspen_arg image = {.dtype = ASPEN_DT_F32, .strides = (const int64_t[]){0, !planes, 0, planes}};
   const pool p = {.rows = {height, q[1], q[3], q[5], q[7]}, .columns = {width, q[2], q[4], q[6], q[8]}, .out = &image, .x = &image,
                   .average = q[0] == AVERAGE};
   const int64_t rows = height + q[7] + q[9] - q[1] + 1, columns = width + q[8] + q[10] - q[2] + 1;
@@ -248,22 +250,29 @@ int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width) {
  * region alone is anything known: rows that only the other window sees are left out. */
 static void lay_pair(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi, pool_pair *pair) {
   const int64_t top = even - p->rows.pad, k = p->rows.kernel;
-  for (int r = 0; r < 2; r++) pair->out[r] = even + r >= lo && even + r < hi ? out + row_at(p->out, even + r) : NULL;
+  for (int r = 0; r < 2; r++) pair->out[r] = even + r >= lo && even + r < hi ? out + pool_row(even + r, p->out->ring) * p->out->strides[2] : NULL;
   for (int64_t i = 0; i <= k; i++) {
     const int seen = top + i >= 0 && top + i < p->rows.in && (i > 0 || pair->out[0]) && (i < k || pair->out[1]);
-    pair->row[i] = seen ? x + row_at(p->x, top + i) : NULL;
+    pair->row[i] = seen ? x + pool_row(top + i, p->x->ring) * p->x->strides[2] : NULL;
   }
 }
 
 /* All rows of image n that can share. */
 static void share(const pool *p, const aspen_call *c, const pool_line *line, int64_t n) {
-  const float *x = (const float *)p->x->ptr + n * p->x->strides[0] + c->lo[1];
-  float *out = (float *)p->out->ptr + n * p->out->strides[0] + c->lo[1];
+  const int64_t *xs = p->x->strides, *os = p->out->strides, channels = c->hi[1] - c->lo[1];
+  const float *x = (const float *)p->x->ptr + n * xs[0] + c->lo[1] * xs[1];
+  float *out = (float *)p->out->ptr + n * os[0] + c->lo[1] * os[1];
+  if (!beside(p, 1)) {
+    plane plane = {.rows = p->rows, .x = x, .out = out, .down = xs[2], .out_down = os[2], .ring = p->x->ring, .out_ring = p->out->ring,
+                   .lo = c->lo[2], .hi = c->hi[2]};
+    for (int64_t k = 0; k < channels; k++, plane.x += xs[1], plane.out += os[1]) plane_run(&plane, line, &p->end, k);
+    return;
+  }
   for (int64_t even = c->lo[2] - c->lo[2] % 2; even < c->hi[2]; even += 2) {
     if (!in_common(p, even)) continue;
     pool_pair pair;
     lay_pair(p, x, out, even, c->lo[2], c->hi[2], &pair);
-    pool_pair_run(&pair, line, &p->end, c->hi[1] - c->lo[1]);
+    pool_pair_run(&pair, line, &p->end, channels);
   }
 }
 

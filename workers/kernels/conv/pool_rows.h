@@ -20,6 +20,9 @@ typedef struct pool_end {
   const float *scale, *shift; /* of the tile's first channel, or NULL */
 } pool_end;
 
+/* Where row r of an image lies, of which rows maybe lie in a ring. */
+INLINE int64_t pool_row(int64_t r, uint32_t ring) { return ring ? (int64_t)((uint32_t)r % ring) : r; }
+
 /* Of the window rows of a pair: row k of pixels below the first window's topmost. Those outside the image are NULL. */
 typedef struct pool_pair {
   const float *row[POOL_WIDEST + 1];
@@ -63,14 +66,14 @@ INLINE void pool_column(const pool_pair *p, const int k, int first, int last, in
     if (!careful) *unordered = vm_or(*unordered, vunordered(a, b));
     shared = pool_max(pool_max(shared, a, careful), b, careful);
   }
-  vf top = shared, bottom = shared;
-  if (p->row[0]) top = pool_load(p->row[0] + at, whole, v->left);
-  if (p->row[k]) bottom = pool_load(p->row[k] + at, whole, v->left);
   if (i <= last) {
     const vf a = pool_load(p->row[i] + at, whole, v->left);
     if (!careful) *unordered = vm_or(*unordered, visnan(a));
     shared = pool_max(shared, a, careful);
   }
+  vf top = shared, bottom = shared;
+  if (p->row[0]) top = pool_load(p->row[0] + at, whole, v->left);
+  if (p->row[k]) bottom = pool_load(p->row[k] + at, whole, v->left);
   if (!careful) *unordered = vm_or(*unordered, vunordered(top, bottom));
   column[0] = pool_max(shared, top, careful);
   column[1] = pool_max(shared, bottom, careful);

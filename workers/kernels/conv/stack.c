@@ -55,7 +55,7 @@ typedef struct stack {
 } stack;
 
 int FN(pool)(const aspen_call *);
-int FN(pool_rolls)(const int64_t *params, int64_t height, int64_t width);
+int FN(pool_rolls)(const int64_t *params, int64_t height, int64_t width, int planes);
 int FN(dwconv)(const aspen_call *);
 int FN(unary)(const aspen_call *);
 int FN(binary)(const aspen_call *);
@@ -244,9 +244,9 @@ static void call_of(const stack *s, int k, const int64_t heights[], int64_t imag
 /* Is it a POOL that takes rings? */
 static int rolls(const stack *s, const step *t) {
   if (t->kernel != ASPEN_K_POOL || (t->to_output && s->call->args[0].strides[1] != 1)) return 0;
-  if (t->in[0].step >= 0) return FN(pool_rolls)(t->params, t->rows.in, s->steps[t->in[0].step].width);
+  if (t->in[0].step >= 0) return FN(pool_rolls)(t->params, t->rows.in, s->steps[t->in[0].step].width, 0);
   const aspen_arg *x = input(s, t->in[0].input);
-  return x->strides[1] == 1 && FN(pool_rolls)(t->params, t->rows.in, x->dims[3]);
+  return x->strides[1] == 1 && FN(pool_rolls)(t->params, t->rows.in, x->dims[3], 0);
 }
 
 /* Can what step k makes lie in a ring? Its readers take rows from one, or read row by row. */

@@ -75,11 +75,14 @@ INLINE vi vilanes(void) { /* 0, 1, 2 … */
 #define VKEEP(v) ((void)0)
 #endif
 
-/* Lanes 0 … n-1 (0 ≤ n ≤ VL; more counts as VL); lanes beyond are zero, or those of `fill`. */
+/* Lanes 0 … n-1 (0 ≤ n; more than VL counts as VL), or from … to-1; lanes beyond are zero, or those of `fill`. */
 #if VL == 16
 INLINE __mmask16 vpart_(int64_t n) { return n >= VL ? 0xffff : (__mmask16)((1u << n) - 1); }
 INLINE vf vload_part(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(vpart_(n), p); }
 INLINE vf vload_part_fill(const float *p, int64_t n, vf fill) { return _mm512_mask_loadu_ps(fill, vpart_(n), p); }
+INLINE vf vload_between(const float *p, int64_t from, int64_t to, vf fill) {
+  return _mm512_mask_loadu_ps(fill, (__mmask16)(vpart_(to) & ~vpart_(from)), p);
+}
 INLINE void vstore_part(float *p, vf v, int64_t n) { _mm512_mask_storeu_ps(p, vpart_(n), v); }
 INLINE vi viload_part(const int32_t *p, int64_t n) { return (vi)_mm512_maskz_loadu_epi32(vpart_(n), p); }
 INLINE void vistore_part(int32_t *p, vi v, int64_t n) { _mm512_mask_storeu_epi32(p, vpart_(n), (__m512i)v); }
@@ -90,12 +93,20 @@ INLINE vf vload_part_fill(const float *p, int64_t n, vf fill) {
   __m256i m = vpart_(n);
   return _mm256_blendv_ps(fill, _mm256_maskload_ps(p, m), (__m256)m);
 }
+INLINE vf vload_between(const float *p, int64_t from, int64_t to, vf fill) {
+  const __m256i m = _mm256_andnot_si256(vpart_(from), vpart_(to));
+  return _mm256_blendv_ps(fill, _mm256_maskload_ps(p, m), (__m256)m);
+}
 INLINE void vstore_part(float *p, vf v, int64_t n) { _mm256_maskstore_ps(p, vpart_(n), v); }
 INLINE vi viload_part(const int32_t *p, int64_t n) { return (vi)_mm256_maskload_epi32(p, vpart_(n)); }
 INLINE void vistore_part(int32_t *p, vi v, int64_t n) { _mm256_maskstore_epi32(p, vpart_(n), (__m256i)v); }
 #else
 INLINE vf vload_part_fill(const float *p, int64_t n, vf fill) {
   memcpy(&fill, p, (size_t)(n >= VL ? VL : n) * 4);
+  return fill;
+}
+INLINE vf vload_between(const float *p, int64_t from, int64_t to, vf fill) {
+  for (int64_t i = from; i < to && i < VL; i++) fill[i] = p[i];
   return fill;
 }
 INLINE vf vload_part(const float *p, int64_t n) { return vload_part_fill(p, n, vzero()); }

@@ -58,3 +58,19 @@ def test_rows_of_bytes_lie_side_by_side(read: str) -> None:
     storage = assign_storage(b.graph(b.by_bytes(x, 34, columns=False)))
     assert storage.refs[x].strides[-1] == 1
     assert all(node.op != "COPY" for node in storage.steps)
+
+
+@pytest.mark.parametrize("mode", ["max", "average"])
+def test_maxima_lie_as_their_neighbours(mode: str) -> None:
+    """Between the ends of a graph nothing changes the layout; beside a convolution channels are last. Averages always have them last."""
+    window = {"kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1,) * 4, "count_include_pad": False}
+    copies = []
+    for beside in (False, True):
+        b = GraphBuilder()
+        x = b.input(1, 18, 6, 7)
+        y = b.node("POOL", [x], x.shape, mode=mode, **window)
+        storage = assign_storage(b.graph(b.conv(y, 8) if beside else y))
+        copies.append(sum(node.op == "COPY" for node in storage.steps))
+        if beside:
+            assert storage.refs[y].strides[1] == 1
+    assert copies == ([0, 2] if mode == "max" else [2, 2])
