@@ -103,7 +103,7 @@ def neighbour(cpu: int, siblings: Sequence[int], allowed: Iterable[int]) -> int 
 def without_kernels(limits: CoreLimits, schedule_ns: float, together: float, far: float = 0.0, transforms: float = 1.0) -> Rates:
     """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read. `far`: as of `core_limits.far`.
     `transforms`: as built in for such cores, it is not measured."""
-    from aspen_mp.control.planning.local_rates import cached
+    from aspen_mp.control.planning.local_rates import cached, own
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.tools.core_limits import BETWEEN_TILES, SIZES
 
@@ -114,6 +114,7 @@ def without_kernels(limits: CoreLimits, schedule_ns: float, together: float, far
         together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
         cached=cached(),
+        own=own(),
         far=FAR * far,
         transforms=transforms,
     )

@@ -25,13 +25,13 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
     `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
-    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a cache. `tile_ns`: what
-    a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), how long
-    its tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op
-    that stay in the last-level cache until they are read. `far`: nanoseconds more for a byte that another core has written than for one of
-    the core's own: it is fetched from the other's cache, and taken back when it is written again; nothing is hidden behind arithmetic.
-    `transforms`: how long transforming the input of WINO takes, beside what the model of it makes of that; not a factor of a kernel,
-    because it is what tiles of one node share, so it says which of them should.
+    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a cache. `tile_ns`: what a tile
+    costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), how long its
+    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op that
+    stay in the last-level cache until they are read; `own`: bytes of rows of a stack that stay in a core's own one. `far`: nanoseconds more
+    for a byte that another core has written than for one of the core's own: it is fetched from the other's cache, and taken back when it is
+    written again; nothing is hidden behind arithmetic. `transforms`: how long transforming the input of WINO takes, beside what the model
+    of it makes of that; not a factor of a kernel, because it is what tiles of one node share, so it says which of them should.
     """
 
     matrix: float = 118.0
@@ -41,6 +41,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tile_ns: float = 2000.0
     factors: dict[str, float] = {}
     cached: int = 16 << 20
+    own: int = 1 << 20
     far: float = 0.0
     transforms: float = 1.0
 
@@ -165,6 +166,7 @@ def load(folder: str, version: str) -> Rates | None:
         rates.together,
         rates.tile_ns,
         float(rates.cached),
+        float(rates.own),
         rates.transforms,
         *rates.factors.values(),
     ]

@@ -10,14 +10,12 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
-from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.stacks import ABSENT, MOST_INPUTS, MOST_PIXELS, MOST_STEPS, STEPS, WINDOWS, Step, live_bytes
 from aspen_mp.planner.passes.rewrite import Rewriter
 from aspen_mp.shm.tables import KERNELS, NUMBERS
 
-OWN_CACHE: Final = 1 << 20
-"""Bytes that rows which are alive may take: what cores of the last years have to themselves, less what else passes through it."""
 MOST_READ: Final = KERNELS["STACK"].max_inputs
 MOST_IMAGES: Final = NUMBERS["STACK_IMAGES"]
 
@@ -73,7 +71,7 @@ def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[No
         longer = sorted([*members.values(), found], key=rewriter.order)
         program, read = _program(longer)
         images = sum(len(x.shape) == 4 and prod(x.shape[2:]) > 1 for x in read)
-        if live_bytes(program) > OWN_CACHE or len(read) > MOST_READ or images > MOST_IMAGES:
+        if live_bytes(program) > op_cost.rates().own or len(read) > MOST_READ or images > MOST_IMAGES:
             refused.add(id(found))
         else:
             members[id(found)] = found

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 LEAST_CACHED, MOST_CACHED = 4 << 20, 128 << 20
 """Smaller caches are not the last ones before memory, of larger ones others have a part."""
+LEAST_OWN = 64 << 10
+"""So much fits any core's own cache."""
 
 
 def planning() -> tuple[Rates, str]:
@@ -20,7 +22,7 @@ def planning() -> tuple[Rates, str]:
     from aspen_mp.workers import _isa
 
     found, name = rates.built_in(_isa.vectors(), rates.vendor(), fast_bytes())
-    return msgspec.structs.replace(found, cached=cached()), name
+    return msgspec.structs.replace(found, cached=cached(), own=own()), name
 
 
 def predicting(folder: str) -> Rates:
@@ -31,7 +33,7 @@ def predicting(folder: str) -> Rates:
     from aspen_mp.planner.cost import rates
 
     found = rates.load(folder, __version__)
-    return planning()[0] if found is None else msgspec.structs.replace(found, cached=cached())
+    return planning()[0] if found is None else msgspec.structs.replace(found, cached=cached(), own=own())
 
 
 def fast_bytes() -> bool:
@@ -49,3 +51,16 @@ def cached() -> int:
 
     sizes = [size for size, _ in topology.cache_sizes(min(os.sched_getaffinity(0))).values()]
     return min(max(max(sizes) // 2, LEAST_CACHED), MOST_CACHED) if sizes else Rates().cached
+
+
+def own() -> int:
+    """Bytes of rows of a stack that this process' first core has room for in its own second-level cache beside what passes through it: half
+    of its share."""
+    from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.workers import topology
+
+    found = topology.cache_sizes(min(os.sched_getaffinity(0))).get("L2")
+    if found is None:
+        return Rates().own
+    size, sharing = found
+    return max(size // (2 * max(sharing, 1)), LEAST_OWN)

@@ -38,7 +38,7 @@ def test_kept_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert local_rates.predicting(str(tmp_path)) == local_rates.planning()[0]
     keep(tmp_path, STRANGE)
     assert rates.load(str(tmp_path), version) == STRANGE
-    assert local_rates.predicting(str(tmp_path)) == msgspec.structs.replace(STRANGE, cached=local_rates.cached())
+    assert local_rates.predicting(str(tmp_path)) == msgspec.structs.replace(STRANGE, cached=local_rates.cached(), own=local_rates.own())
     assert rates.load(str(tmp_path), "another") is None
     monkeypatch.setenv("ASPEN_MP_ISA", "portable")
     assert rates.load(str(tmp_path), version) is None
@@ -203,6 +203,13 @@ def test_what_stays_in_the_last_level_cache(sizes: dict[str, int], cached: int, 
     assert local_rates.planning()[0].cached == local_rates.cached() == cached
 
 
+@pytest.mark.parametrize(("caches", "own"), [({"L2": (2 << 20, 1)}, 1 << 20), ({"L2": (4 << 20, 4)}, 512 << 10), ({}, rates.BUILT_IN.own)])
+def test_what_stays_in_a_core_s_own_cache(caches: dict[str, tuple[int, int]], own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a core's share: threads of one core, and small cores, have a second-level cache together."""
+    monkeypatch.setattr(topology, "cache_sizes", lambda cpu: caches)
+    assert local_rates.planning()[0].own == local_rates.own() == own
+
+
 def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
     assert rates.built_in("halved") == rates.built_in("") == (rates.BUILT_IN, "")
     whole, name = rates.built_in("whole")
@@ -227,7 +234,7 @@ def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(_isa, "vectors", lambda: "whole")
         found, name = local_rates.planning()
         wanted, named = rates.built_in("whole", vendor, local_rates.fast_bytes())
-        assert (msgspec.structs.replace(found, cached=wanted.cached), name) == (wanted, named)
+        assert (msgspec.structs.replace(found, cached=wanted.cached, own=wanted.own), name) == (wanted, named)
 
 
 def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
