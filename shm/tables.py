@@ -26,7 +26,8 @@ _C_TYPES = {"uint8_t": "u1", "uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "
 
 @dataclass(frozen=True)
 class Kernel:
-    """One row of ASPEN_KERNELS: how many inputs, i64 parameters and outputs a call of the kernel has (0: OPAQUE has any number)."""
+    """One row of ASPEN_KERNELS: how many inputs, i64 parameters and outputs a call of the kernel has (`ANY_PARAMS`,
+    `ANY_OUTPUTS`: any number; OPAQUE's 0 outputs, too)."""
 
     name: str
     code: int

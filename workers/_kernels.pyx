@@ -83,12 +83,19 @@ def kernels(isa=None):
     return [KERNEL_BY_CODE[i].name for i in range(ASPEN_N_KERNELS) if aspen_kernels_for(<aspen_isa>which)[i] != NULL]
 
 
+cdef int _outputs(row, params) except -1:
+    """How many outputs a call has: as many as the kernel, or as the steps of its program."""
+    if row.n_outputs != NUMBERS["ANY_OUTPUTS"]:
+        return max(row.n_outputs, 1)
+    return max(sum([made >= 0 for made in params[1 + NUMBERS["STACK_OUTPUT"]::NUMBERS["STACK_WORDS"]]]), 1)
+
+
 cdef object _fill(Frame *f, kernel, args, params, lo, hi):
     """Fill a frame; returns the kernel's row of the table."""
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel {kernel!r}")
     row = KERNELS[kernel]
-    cdef int outputs = max(row.n_outputs, 1)
+    cdef int outputs = _outputs(row, params)
     if not row.min_inputs <= len(args) - outputs <= row.max_inputs or len(args) > MAX_ARGS:
         raise ValueError(f"{kernel}: {len(args) - outputs} inputs, expected {row.min_inputs} to {row.max_inputs}")
     if row.n_params not in (len(params), NUMBERS["ANY_PARAMS"]) or len(params) > MAX_PARAMS:

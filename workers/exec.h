@@ -134,7 +134,8 @@ static inline const char *aspen_ops_check(const struct aspen_plan_header *h, con
     if (k == ASPEN_K_JOIN || k == ASPEN_K_END) continue;
     if (op->n_inputs < fewest[k] || op->n_inputs > most[k]) return "an op has a wrong number of inputs";
     if (k == ASPEN_K_OPAQUE) continue;
-    if (op->n_outputs != outputs[k] || (op->n_params != params[k] && params[k] != ASPEN_ANY_PARAMS)) return "an op has a wrong number of outputs or parameters";
+    if (outputs[k] == ASPEN_ANY_OUTPUTS ? op->n_outputs == 0 : op->n_outputs != outputs[k]) return "an op has a wrong number of outputs";
+    if (op->n_params != params[k] && params[k] != ASPEN_ANY_PARAMS) return "an op has a wrong number of parameters";
   }
   return NULL;
 }

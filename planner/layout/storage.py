@@ -209,12 +209,13 @@ class _Assignment:
         if not wanted:
             return wanted
         for node in reversed(self.nodes):
-            if _layout(node) is Layout.SPREADS and node.output in wanted:
-                for t in node.inputs:
+            if _layout(node) is Layout.SPREADS and not wanted.isdisjoint(node.outputs):
+                for t in (*node.inputs, *node.outputs):
                     add(t)
         for node in self.nodes:
             if _layout(node) is Layout.SPREADS and any(t in wanted for t in node.inputs if t is not None):
-                add(node.output)
+                for t in node.outputs:
+                    add(t)
         return wanted
 
     def _rows(self) -> dict[Tensor, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """Stacks: layers that do not mix channels, run together by rows (BrainSlug: Weber et al., 2018, sections 3.2 and 4.1).
 
-A stack is a program of steps, each an op of its own, of which only the last one's result is written to memory. What follows for the stack
+A stack is a program of steps, each an op of its own, of which only those that make an output write to memory. What follows for the stack
 (regions, checks, costs) follows from its steps.
 """
 
@@ -23,9 +23,13 @@ from aspen_mp.shm.tables import KERNEL_BY_CODE, KERNELS, NUMBERS
 
 MOST_STEPS: Final = NUMBERS["STACK_STEPS"]
 MOST_INPUTS: Final = NUMBERS["STACK_REFS"]
+MOST_OUTPUTS: Final = NUMBERS["STACK_OUTPUTS"]
 CHANNELS: Final = NUMBERS["STACK_CHANNELS"]
 """Channels that run through a program at a time."""
 _WORDS: Final = NUMBERS["STACK_WORDS"]
+_OUTPUT: Final = NUMBERS["STACK_OUTPUT"]
+_HEAD: Final = _OUTPUT + 1
+"""Words of a step before its inputs."""
 _MOST_READ: Final = KERNELS["STACK"].max_inputs
 _SPECS: Final = {
     spec.name: spec for spec in (*convolutions.SPECS, *elementwise.SPECS) if spec.name in {"POOL", "DWCONV", "UNARY", "BINARY", "TERNARY"}
@@ -34,6 +38,7 @@ STEPS: Final = frozenset(_SPECS)
 """Kernels that steps call."""
 WINDOWS: Final = frozenset({"POOL", "DWCONV"})
 ABSENT: Final = -1
+NO_OUTPUT: Final = -1
 MOST_PIXELS: Final = 1 << 27
 """Of the image that a step makes: scratch memory holds some of its rows."""
 _WIDEST_WINDOW: Final = 1 << 15
@@ -42,13 +47,14 @@ _WIDEST_WINDOW: Final = 1 << 15
 @dataclass(frozen=True, slots=True)
 class Step:
     """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, what step j makes. `shapes`: of the inputs; () where one
-    is absent. `shape`: of what it makes."""
+    is absent. `shape`: of what it makes. `output`: which output of the stack that is, or `NO_OUTPUT`."""
 
     op: str
     attrs: tuple[tuple[str, Any], ...]
     inputs: tuple[int, ...]
     shapes: tuple[Shape, ...]
     shape: Shape
+    output: int = NO_OUTPUT
 
 
 @lru_cache(maxsize=4096)
@@ -74,9 +80,8 @@ def layers(node: Node) -> list[Node]:
 
 
 def regions(program: Sequence[Step], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
-    """What each step has to make for boxes of the output, and what that needs of each input: hulls over all steps that read it."""
-    made: list[Region | None] = [None] * len(program)
-    made[-1] = lo, hi
+    """What each step has to make for boxes of the outputs, and what that needs of each input: hulls over all steps that read it."""
+    made: list[Region | None] = [None if step.output == NO_OUTPUT else (lo, hi) for step in program]
     needed: dict[int, Region] = {}
     for k in reversed(range(len(program))):
         own = made[k]
@@ -108,7 +113,7 @@ def _words(attrs: Attrs) -> list[int]:
     for step in program:
         params = [word for param in _SPECS[step.op].params for word in param.of(dict(step.attrs))]
         refs = [*step.inputs, *[ABSENT] * (MOST_INPUTS - len(step.inputs))]
-        row = [KERNELS[step.op].code, len(step.inputs), step.shape[2], step.shape[3], *refs, *params]
+        row = [KERNELS[step.op].code, len(step.inputs), step.shape[2], step.shape[3], step.output, *refs, *params]
         words += row + [0] * (_WORDS - len(row))
     return words
 
@@ -121,14 +126,18 @@ def _checks(call: Call) -> None:
     count = call.params[0]
     need(0 < count <= MOST_STEPS, "steps", count, f"1 … {MOST_STEPS}")
     need(len(call.params) == 1 + count * _WORDS, "parameters", len(call.params), 1 + count * _WORDS)
+    outputs = [word for word in call.params[1 + _OUTPUT :: _WORDS] if word != NO_OUTPUT]
+    need(sorted(outputs) == list(range(1 + len(call.more))), "outputs of steps", outputs, f"0 … {len(call.more)}, each once")
+    need(len(outputs) <= MOST_OUTPUTS, "outputs", len(outputs), f"1 … {MOST_OUTPUTS}")
+    for i, more in enumerate(call.more):
+        need(more.shape == call.out.shape, f"shape of output {1 + i}", more.shape, call.out.shape)
     made: list[Arg] = []
     for k in range(count):
         made.append(_check_step(call, k, call.params[1 + k * _WORDS : 1 + (k + 1) * _WORDS], made))
-    need(made[-1].shape == call.out.shape, f"shape of step {count - 1}", made[-1].shape, call.out.shape)
 
 
 def _check_step(call: Call, k: int, words: Sequence[int], made: Sequence[Arg]) -> Arg:
-    code, n_inputs, height, width = words[:4]
+    code, n_inputs, height, width, output = words[:_HEAD]
     kernel = KERNEL_BY_CODE.get(code)
     need(kernel is not None and kernel.name in STEPS, f"kernel of step {k}", code, "one that steps call")
     assert kernel is not None
@@ -140,10 +149,11 @@ def _check_step(call: Call, k: int, words: Sequence[int], made: Sequence[Arg]) -
         (height, width),
         f"less than {MOST_PIXELS} pixels",
     )
-    params = words[4 + MOST_INPUTS : 4 + MOST_INPUTS + kernel.n_params]
+    params = words[_HEAD + MOST_INPUTS : _HEAD + MOST_INPUTS + kernel.n_params]
     out = Arg(F32, (*call.out.shape[:2], height, width), True)
+    need(output == NO_OUTPUT or out.shape == call.out.shape, f"shape of step {k}", out.shape, call.out.shape)
     inputs: list[Arg | None] = []
-    for ref in words[4 : 4 + n_inputs]:
+    for ref in words[_HEAD : _HEAD + n_inputs]:
         need(-1 - len(made) <= ref < len(call.inputs), f"input of step {k}", ref, f"{-1 - len(made)} … {len(call.inputs) - 1}")
         x = made[-2 - ref] if ref < ABSENT else None if ref == ABSENT else call.inputs[ref]
         inputs.append(_broadcast(x, out) if x is not None and ref >= 0 and kernel.name not in WINDOWS else x)
@@ -195,6 +205,7 @@ SPECS = (
         name="STACK",
         inputs=(Input("x", "[N, C, H, W]"), *(Input(f"read {k}", "what steps read besides", True) for k in range(1, _MOST_READ))),
         params=(Param("program", "steps, see `Step`", 0, _words),),
+        outputs=0,
         region=_region,
         checks=_checks,
         layout=Layout.SPREADS,

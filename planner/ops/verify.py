@@ -91,7 +91,7 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: incomplete")
         return
     shape = node.output.shape
-    if len(node.outputs) != SPECS[node.op].outputs:
+    if len(node.outputs) != (SPECS[node.op].outputs or max(len(node.outputs), 1)):
         raise GraphError(f"{where}: {len(node.outputs)} outputs")
     for tensor in (*node.inputs, *node.outputs):
         if tensor is not None and (tensor.dtype not in CODE_BY_NUMPY or len(tensor.shape) > 8):

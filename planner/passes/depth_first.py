@@ -1,8 +1,8 @@
 """Depth-first stacks: layers that do not mix channels become one op, whose rows roll through all of them (BrainSlug: Weber et al., 2018).
 
 The paper's terms: a stack is a maximal run of such layers (3.2); it is cut into sequences whose data fit a cache (4.1). A STACK op is one
-sequence. Here a run is any connected part of the graph with one result, and a sequence ends where the rows that are alive outgrow a core's
-own cache. Results have the same bits as layer by layer.
+sequence. Here a run is any part of the graph that leads to one layer; what other nodes read of it, too, is a further output if they come
+behind that layer. A sequence ends where the rows that are alive outgrow a core's own cache. Results have the same bits as layer by layer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from typing import Final
 
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.ops.stacks import ABSENT, MOST_INPUTS, MOST_PIXELS, MOST_STEPS, STEPS, WINDOWS, Step, live_bytes
+from aspen_mp.planner.ops.stacks import (
+    ABSENT,
+    MOST_INPUTS,
+    MOST_OUTPUTS,
+    MOST_PIXELS,
+    MOST_STEPS,
+    NO_OUTPUT,
+    STEPS,
+    WINDOWS,
+    Step,
+    live_bytes,
+)
 from aspen_mp.planner.passes.rewrite import Rewriter
 from aspen_mp.shm.tables import KERNELS, NUMBERS
 
@@ -21,7 +32,7 @@ MOST_IMAGES: Final = NUMBERS["STACK_IMAGES"]
 
 
 def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
-    """From the last layer of each stack backwards, as long as only the stack reads what a layer makes. `most_steps`: of a sequence."""
+    """From the last layer of each stack backwards. `most_steps`: of a sequence."""
     if not graph.has(*WINDOWS):
         return
     rewriter = Rewriter(graph)
@@ -31,7 +42,7 @@ def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
             continue
         members = _members(rewriter, node, readers, min(most_steps or MOST_STEPS, MOST_STEPS))
         if len(members) > 1 and any(member.op in WINDOWS for member in members):
-            _replace(rewriter, node, members)
+            _replace(rewriter, node, members, readers)
     rewriter.finish()
 
 
@@ -51,25 +62,19 @@ def _fits(node: Node) -> bool:
     return True
 
 
-def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]], most: int) -> list[Node]:
+Readers = dict[Tensor, list[tuple[Node, int]]]
+
+
+def _members(rewriter: Rewriter, last: Node, readers: Readers, most: int) -> list[Node]:
     """The steps of the largest stack of at most so many that ends with `last`, in the order of the graph."""
     members = {id(last): last}
     refused: set[int] = set()
     while len(members) < most:
-        found = None
-        for member in members.values():
-            for x in member.inputs:
-                maker = rewriter.made_by(x, *STEPS)
-                if maker is None or id(maker) in members or id(maker) in refused or not _inside(rewriter, maker, members, readers):
-                    continue
-                found = maker
-                break
-            if found is not None:
-                break
+        found = _next(rewriter, last, members, refused, readers)
         if found is None:
             break
         longer = sorted([*members.values(), found], key=rewriter.order)
-        program, read = _program(longer)
+        program, read = _program(longer, _results(rewriter, last, longer, readers))
         images = sum(len(x.shape) == 4 and prod(x.shape[2:]) > 1 for x in read)
         if live_bytes(program) > op_cost.rates().own or len(read) > MOST_READ or images > MOST_IMAGES:
             refused.add(id(found))
@@ -78,15 +83,44 @@ def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[No
     return sorted(members.values(), key=rewriter.order)
 
 
-def _inside(rewriter: Rewriter, maker: Node, members: dict[int, Node], readers: dict[Tensor, list[tuple[Node, int]]]) -> bool:
-    if not rewriter.alive(maker) or maker.output in rewriter.kept or not _fits(maker):
-        return False
-    return all(id(reader) in members for reader, _ in readers.get(maker.output, ()) if rewriter.alive(reader))
+def _next(rewriter: Rewriter, last: Node, members: dict[int, Node], refused: set[int], readers: Readers) -> Node | None:
+    """What makes something that members read, and fits; rather what members alone read than what becomes an output."""
+    results = _results(rewriter, last, list(members.values()), readers)
+    shared = None
+    for member in members.values():
+        for x in member.inputs:
+            maker = rewriter.made_by(x, *STEPS)
+            if maker is None or id(maker) in members or id(maker) in refused or not rewriter.alive(maker) or not _fits(maker):
+                continue
+            outside = [reader for reader in _readers(rewriter, maker, readers) if id(reader) not in members]
+            if not outside and maker.output not in rewriter.kept:
+                return maker
+            same = maker.output.shape == last.output.shape and len(results) < MOST_OUTPUTS
+            if same and all(rewriter.order(reader) > rewriter.order(last) for reader in outside):
+                shared = shared or maker
+    return shared
 
 
-def _program(members: list[Node]) -> tuple[tuple[Step, ...], list[Tensor]]:
+def _readers(rewriter: Rewriter, node: Node, readers: Readers) -> list[Node]:
+    return [reader for reader, _ in readers.get(node.output, ()) if rewriter.alive(reader)]
+
+
+def _results(rewriter: Rewriter, last: Node, members: list[Node], readers: Readers) -> list[Tensor]:
+    """What a stack of these gives: what `last` makes, and what the graph gives or others read."""
+    inside = {id(member) for member in members}
+    more = [
+        member.output
+        for member in members
+        if member is not last
+        and (member.output in rewriter.kept or any(id(reader) not in inside for reader in _readers(rewriter, member, readers)))
+    ]
+    return [last.output, *more]
+
+
+def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ...], list[Tensor]]:
     """The program of these nodes, and what it reads."""
     made = {member.output: k for k, member in enumerate(members)}
+    outputs = {t: k for k, t in enumerate(results)}
     read: dict[Tensor, int] = {}
     steps = []
     for member in members:
@@ -99,16 +133,19 @@ def _program(members: list[Node]) -> tuple[tuple[Step, ...], list[Tensor]]:
             else:
                 refs.append(read.setdefault(x, len(read)))
         shapes = tuple([() if x is None else x.shape for x in member.inputs])
-        steps.append(Step(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape))
+        output = outputs.get(member.output, NO_OUTPUT)
+        steps.append(Step(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape, output))
     return tuple(steps), list(read)
 
 
-def _replace(rewriter: Rewriter, node: Node, members: list[Node]) -> None:
+def _replace(rewriter: Rewriter, node: Node, members: list[Node], readers: Readers) -> None:
     """Makes the last member the stack."""
-    program, read = _program(members)
-    stack = Node("STACK", node.name, list(read), [node.output], {"program": program})
+    results = _results(rewriter, node, members, readers)
+    program, read = _program(members, results)
+    stack = Node("STACK", node.name, list(read), results, {"program": program})
     if worth(stack, members):
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
+        rewriter.adopt(node, [member for member in members if member.output in results[1:]])
 
 
 def worth(stack: Node, members: list[Node]) -> bool:

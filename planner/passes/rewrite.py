@@ -76,6 +76,14 @@ class Rewriter:
         for tensor in old:
             self._release(tensor)
 
+    def adopt(self, node: Node, others: Sequence[Node]) -> None:
+        """What the others compute become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
+        for other in others:
+            node.outputs.append(other.output)
+            other.output.producer = node
+            self.producer[other.output] = node
+            self._kill(other)
+
     def insert(self, before: Node, op: str, inputs: Sequence[Tensor | None], shape: Shape, attrs: dict[str, Any]) -> Tensor:
         """A new node in front of `before`."""
         uses = self.uses

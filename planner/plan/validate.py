@@ -235,7 +235,9 @@ def _check_ops(s: _Segment) -> None:
     if (k := _first(~np.isin(o["kernel"], list(KERNEL_BY_CODE)))) is not None:
         refuse(f"ops[{k}].kernel", o["kernel"][k], f"the last one is {max(KERNEL_BY_CODE)}")
     kernels = [KERNEL_BY_CODE[code] for code in o["kernel"].tolist()]
-    unlike = {JOIN_CODE: (0, 0), END_CODE: (0, 0), OPAQUE_CODE: (1, LIMITS["operands"])}
+    some = 1, LIMITS["operands"]
+    unlike = {JOIN_CODE: (0, 0), END_CODE: (0, 0), OPAQUE_CODE: some}
+    unlike |= {kernel.code: some for kernel in set(kernels) if kernel.n_outputs == NUMBERS["ANY_OUTPUTS"]}
     of_kernel = {
         kernel.code: (*unlike.get(kernel.code, (kernel.n_outputs,) * 2), kernel.min_inputs, kernel.max_inputs, kernel.n_params)
         for kernel in set(kernels)

@@ -35,15 +35,19 @@
 
 /* Programs of STACK (workers/kernels/conv/stack.c): */
 #define ASPEN_ANY_PARAMS 65535  /* in ASPEN_KERNELS: the op says how many parameters it has */
+#define ASPEN_ANY_OUTPUTS 65535 /* … and outputs, of which there is one at least */
 #define ASPEN_STACK_STEPS 48    /* of a program, at most */
 #define ASPEN_STACK_REFS 6      /* inputs of a step, at most */
-#define ASPEN_STACK_WORDS 30    /* of a step: kernel, inputs, height and width of its image, REFS inputs, parameters of the kernel */
+#define ASPEN_STACK_WORDS 31    /* of a step: kernel, inputs, height and width of its image, output, REFS inputs, parameters of the kernel */
 #define ASPEN_STACK_IMAGES 15   /* among the inputs, at most: each may have to be copied */
+#define ASPEN_STACK_OUTPUT 4    /* where a step's words say which output it makes, -1: none */
+#define ASPEN_STACK_OUTPUTS 8   /* at most */
 #define ASPEN_STACK_CHANNELS 16 /* that run through the program at a time */
 
 #define ASPEN_NUMBERS(X)                                                                                                           \
   X(NR) X(UNITS) X(BYTES_GROUP) X(BYTES_HEADER) X(EQUAL_BIT) X(MISSING_BIT) X(MAX_ROWS) X(KEYS) X(PACK_ROWS) X(SEVEN_PAIRS)         \
   X(SEVEN_PART) X(WINO_PART) X(WINO_FEW_WEIGHTS) X(WINO_CHUNK_BYTES) X(WINO_CHUNK_PRODUCTS) X(WINO_LARGE_BYTES)                     \
-  X(WINO_LARGE_MOST) X(WINO_LEAST) X(ANY_PARAMS) X(STACK_STEPS) X(STACK_REFS) X(STACK_WORDS) X(STACK_IMAGES) X(STACK_CHANNELS)
+  X(WINO_LARGE_MOST) X(WINO_LEAST) X(ANY_PARAMS) X(ANY_OUTPUTS) X(STACK_STEPS) X(STACK_REFS) X(STACK_WORDS) X(STACK_IMAGES)             \
+  X(STACK_OUTPUT) X(STACK_OUTPUTS) X(STACK_CHANNELS)
 
 #endif

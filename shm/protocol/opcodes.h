@@ -34,7 +34,7 @@
   X(WEIGHTS, 3)
 
 /* KERNEL(NAME, code, fewest inputs, most inputs, number of i64 parameters, number of outputs; OPAQUE has any)
- * Parameters: 65535 (ASPEN_ANY_PARAMS) is any number. Outputs come first, inputs follow. Boxes of tiles are of output 0. A missing optional input has dtype NONE.
+ * Parameters, outputs: 65535 (ASPEN_ANY_PARAMS, ASPEN_ANY_OUTPUTS) is any number. Outputs come first, inputs follow. Boxes of tiles are of output 0. A missing optional input has dtype NONE.
  * Meaning of inputs and parameters: workers/kernels/kernel.h. */
 #define ASPEN_KERNELS(X)                                                                                                           \
   X(JOIN, 0, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                \
@@ -90,7 +90,7 @@
   X(DUELS, 50, 4, 4, 0, 1)                                                                                                         \
   X(COUPLE, 51, 3, 3, 0, 1)                                                                                            \
   X(DGEMM, 52, 2, 3, 5, 1)                                                                                                         \
-  X(STACK, 53, 1, 100, 65535, 1) /* any number of parameters */
+  X(STACK, 53, 1, 100, 65535, 65535) /* any number of parameters and outputs */
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -112,9 +112,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        stride_w, dil_h, dil_w, pad_top, pad_left, pad_bottom, pad_right, count_include_pad, ACT(3). Windows may reach beyond the padding (ceil mode): what lies there never counts.
  *        Max over an empty window is -inf (lowest for integers). f32, f64, i8, u8 for max; f32 for average. Scale, shift and act: f32.
  * STACK  what a program of steps makes of images[N, C, H, W] without mixing channels, f32 (conv/stack.c). A step calls POOL, DWCONV (C = OC), UNARY, BINARY or
- *        TERNARY. in: images, and what steps need besides. Boxes hold whole rows. params: number of steps, and of each ASPEN_STACK_WORDS: kernel, number of its
- *        inputs, H and W of what it makes, ASPEN_STACK_REFS inputs (k: input k of STACK; -1: absent; -2 - j: what step j makes), the kernel's own
- *        parameters, zeros. The last step makes the output
+ *        TERNARY. out: one or more, of one shape. in: images, and what steps need besides. Boxes hold whole rows. params: number of steps, and of each
+ *        ASPEN_STACK_WORDS: kernel, number of its inputs, H and W of what it makes, which output that is or -1, ASPEN_STACK_REFS inputs (k: input k of STACK; -1:
+ *        absent; -2 - j: what step j makes), the kernel's own parameters, zeros
  * UNARY  out = f(in0). params: opcode, f64 a, f64 b. f32 all; f64, i8..u64 where the function makes sense (abs, neg, sign, relu, clip, not, bit_not, identity, square …)
  * BINARY out = act(in0 ∘ in1); inputs have the rank of out, broadcast by stride 0. params: opcode, ACT(3). f32, f64, i8..u64, bool; comparisons write bool.
  * TERNARY params: opcode, ACT(3) (of FMA and CLAMP in floating point). WHERE moves elements of any fixed size.

@@ -239,15 +239,17 @@ def _pool(out: Sequence[int], p: Sequence[int], x: Array, scale: Array | None = 
     return _act(p[12:15], y)
 
 
-def _stack(out: Sequence[int], p: Sequence[int], *inputs: Array | None) -> Array:
+def _stack(out: Sequence[int], p: Sequence[int], *inputs: Array | None) -> tuple[Array, ...]:
     """Step by step, each as a kernel of its own."""
     made: list[Array] = []
+    outputs: dict[int, Array] = {}
     for k in range(p[0]):
-        code, count, height, width, *rest = p[1 + k * STACK_WORDS : 1 + (k + 1) * STACK_WORDS]
+        code, count, height, width, output, *rest = p[1 + k * STACK_WORDS : 1 + (k + 1) * STACK_WORDS]
         refs, params = rest[:count], rest[STACK_REFS:]
         operands = [made[-2 - r] if r < -1 else None if r == -1 else inputs[r] for r in refs]
         made.append(NUMPY_KERNELS[KERNEL_BY_CODE[code].name]((*out[:2], height, width), params, *operands))
-    return made[-1]
+        outputs[output] = made[-1]
+    return tuple([outputs[i] for i in sorted(outputs) if i >= 0])
 
 
 def _binary(out: Sequence[int], p: Sequence[int], a: Array, b: Array) -> Array:

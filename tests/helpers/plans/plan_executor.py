@@ -109,10 +109,11 @@ class PlanExecutor:
         p = self.params[int(op["param"]) : int(op["param"]) + int(op["n_params"])].tolist()
         found = NUMPY_KERNELS[kernel](out.shape, p, *inputs)
         whole, *others = (np.asarray(y) for y in (found if isinstance(found, tuple) else (found,)))
-        for one, y in zip(more, others, strict=True):
-            one[...] = y
         box = tuple(slice(lo, hi) for lo, hi in zip(tile["lo"].tolist(), tile["hi"].tolist(), strict=True))[: out.ndim]
         out[box] = whole[box]
+        for one, y in zip(more, others, strict=True):
+            where = box if one.shape == out.shape else ...
+            one[where] = y[where]
 
     def run(self, feeds: Sequence[Array], order: str = "fifo", seed: int = 0) -> list[Array]:
         """Executes every tile in a legal order; all must become ready, END last."""

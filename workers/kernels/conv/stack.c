@@ -7,7 +7,10 @@
  *
  * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image: pointers are
  * moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do not lie side by side is
- * read, and an output of that kind written, by way of a COPY, a step like the others.
+ * read, and an output of that kind written, by way of a COPY, a step like the others. Where all images have the pixels of a row side by side and all
+ * steps are as good at that (POOL of pool_planes.h, kernels of elements), buffers have them, too, and nothing is copied.
+ *
+ * An output takes what a step makes: from its buffer, by way of a COPY, or in the place of its buffer where the tile has all rows of the image.
  */
 #include "kernel.h"
 #include "numbers.h"
@@ -15,13 +18,19 @@
 #include "conv/window.h"
 
 enum {
+  OUTPUT = ASPEN_STACK_OUTPUT,
+  HEAD = 5, /* words of a step before its inputs */
   REFS = ASPEN_STACK_REFS,
   WORDS = ASPEN_STACK_WORDS,
   MOST = ASPEN_STACK_STEPS,
   CHANNELS = ASPEN_STACK_CHANNELS,
-  COPIES = ASPEN_STACK_IMAGES + 1, /* steps besides those of the program: of images, and of the output */
+  IMAGES = ASPEN_STACK_IMAGES,
+  OUTPUTS = ASPEN_STACK_OUTPUTS,
+  COPIES = IMAGES + OUTPUTS, /* steps besides those of the program */
   BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
+  PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10, /* the same along rows: a part of this for each step, within bounds */
   TOGETHER = 2,          /* rows of windows that POOL likes to make together */
+  NARROW = 64,           /* pixels of a row, with fewer of which many steps are faster along channels */
 };
 
 /* What a step reads: an input of the call, or what an earlier step has made. */
@@ -36,7 +45,7 @@ typedef struct step {
   window rows;           /* of in[0]: other images are read row by row */
   const int64_t *params;
   int64_t width;
-  int to_output;         /* into the call's output, not into its buffer */
+  int output;            /* of the call, which takes the place of its buffer; -1: none */
   int rolls;             /* POOL that takes rows from rings and puts them there */
   /* its buffer */
   int ring;              /* row r lies in place r % held; or else rows lie side by side from `first` on */
@@ -49,7 +58,10 @@ typedef struct step {
 
 typedef struct stack {
   const aspen_call *call;
-  int n;
+  int n, n_outputs;
+  int planes;       /* whether the pixels of a row, not channels, lie side by side */
+  int64_t channels; /* that run through the program at a time */
+  int64_t band;     /* bytes that a step makes at a time, about */
   step steps[MOST + COPIES];
   size_t kernels_at, bytes; /* scratch of the steps' kernels behind the buffers; all */
 } stack;
@@ -116,49 +128,98 @@ static int64_t alive(const stack *s, int value) {
 }
 
 /* Rows that a step makes at a time. */
-static int64_t band(const step *s) {
-  const int64_t rows = BAND_BYTES / (max64(s->width, 1) * CHANNELS * (int64_t)sizeof(float));
+static int64_t band(const stack *s, const step *t) {
+  const int64_t rows = s->band / (max64(t->width, 1) * s->channels * (int64_t)sizeof(float));
   return max64(rows / TOGETHER * TOGETHER, TOGETHER);
 }
 
 /* ---- the program ---- */
 
-static const aspen_arg *input(const stack *s, int i) { return &s->call->args[1 + i]; }
+static const aspen_arg *input(const stack *s, int i) { return &s->call->args[s->n_outputs + i]; }
+
+/* Does what a step calls run along rows as well as along channels? `p`: its words. */
+static int runs_along_rows(const int64_t *p) {
+  const int64_t *q = p + HEAD + REFS;
+  if (p[0] != ASPEN_K_POOL) return p[0] != ASPEN_K_DWCONV;
+  return q[0] == 0 && q[1] == q[2] && (q[1] == 3 || q[1] == 5) && q[3] == 1 && q[4] == 1 && q[5] == 1 && q[6] == 1 && q[8] == q[2] / 2;
+}
+
+/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Narrow images are worth
+ * copying if there are more steps than copies. */
+static void choose_layout(stack *s, const int64_t *p, int64_t n) {
+  int64_t pixels = 1, copies = s->n_outputs;
+  for (int i = 0; i < (int)s->call->n_inputs; i++) copies += input(s, i)->rank == 4 && input(s, i)->dims[3] > 1;
+  s->planes = 1;
+  for (int i = 0; i < s->n_outputs; i++) s->planes &= s->call->args[i].strides[3] == 1;
+  for (int64_t k = 0; k < n && s->planes; k++, p += WORDS) {
+    pixels = max64(pixels, p[2] * p[3]);
+    s->planes &= runs_along_rows(p) && (p[3] >= NARROW || n <= copies);
+    for (int64_t i = 0; i < p[1]; i++) {
+      const aspen_arg *a = p[HEAD + i] >= 0 ? input(s, (int)p[HEAD + i]) : NULL;
+      if (a && a->rank == 4 && a->dims[3] > 1) s->planes &= a->strides[3] == 1;
+    }
+  }
+  s->band = s->planes ? max64(min64(PLANES_BYTES / n, PLANES_MOST), PLANES_LEAST) : BAND_BYTES;
+  s->channels = s->planes ? min64(max64(s->band / (pixels * (int64_t)sizeof(float)), 1), CHANNELS) : CHANNELS;
+}
 
 /* Is input `i` of a step an image that is read by way of a COPY? What is broadcast along rows or columns is read as it is. */
 static int is_copied(const stack *s, const step *t, int i, int64_t height) {
   const aspen_arg *a = input(s, t->in[i].input);
-  if (a->rank != 4 || a->strides[1] == 1 || a->dims[1] == 1) return 0;
+  if (s->planes || a->rank != 4 || a->strides[1] == 1 || a->dims[1] == 1) return 0;
   return (i == 0 && windowed(t->kernel)) || (a->dims[2] == height && a->dims[3] == t->width);
 }
 
 static void insert_copy(stack *s, int at) {
   step *const t = &s->steps[at];
   const aspen_arg *x = input(s, t->in[0].input);
-  *t = (step){.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {t->in[0]}, .rows = {x->dims[2], 1, 1, 1, 0}, .width = x->dims[3]};
+  *t = (step){.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {t->in[0]}, .rows = {x->dims[2], 1, 1, 1, 0}, .width = x->dims[3], .output = -1};
 }
 
-/* Reads the program, with COPY steps where channels do not lie side by side. */
+/* Does an argument lie as buffers do? */
+static int as_buffers(const stack *s, const aspen_arg *a) { return a->strides[s->planes ? 3 : 1] == 1; }
+
+/* Output o of the call takes what step k makes. */
+static void write_output(stack *s, int k, int o) {
+  const aspen_call *c = s->call;
+  const aspen_arg *out = &c->args[o];
+  if (as_buffers(s, out) && s->steps[k].output < 0 && c->lo[2] == 0 && c->hi[2] == out->dims[2]) {
+    s->steps[k].output = o;
+    return;
+  }
+  const step *from = &s->steps[k];
+  const step copy = {.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {{-1, k}}, .rows = {0, 1, 1, 1, 0}, .width = from->width, .end = from->end, .output = o};
+  s->steps[s->n++] = copy;
+}
+
+/* Reads the program, with COPY steps where images lie another way than buffers do. */
 static int read_program(stack *s) {
   const aspen_call *c = s->call;
-  const int64_t *p = c->params, n = p[0];
-  const int unit_output = c->args[0].strides[1] == 1 || c->args[0].dims[1] == 1;
-  int at[MOST], copied[COPIES], copies = 0;
-  s->n = 0;
+  const int64_t *p = c->params + 1, n = c->params[0];
+  int at[MOST], made_by[OUTPUTS] = {0}, copied[IMAGES], copies = 0;
+  s->n = s->n_outputs = 0;
   if (n < 1 || n > MOST) return ASPEN_KERNEL_BAD_ARGUMENT;
-  p++;
+  for (int k = 0; k < n; k++) {
+    const int64_t *step = p + k * WORDS;
+    if (step[1] < 1 || step[1] > REFS) return ASPEN_KERNEL_BAD_ARGUMENT;
+    for (int i = 0; i < REFS; i++)
+      if (step[HEAD + i] >= (int64_t)c->n_inputs) return ASPEN_KERNEL_BAD_ARGUMENT;
+    s->n_outputs += step[OUTPUT] >= 0;
+  }
+  if (s->n_outputs < 1 || s->n_outputs > OUTPUTS) return ASPEN_KERNEL_BAD_ARGUMENT;
+  choose_layout(s, p, n);
   for (int k = 0; k < n; k++, p += WORDS) {
-    step t = {.kernel = (uint32_t)p[0], .n_inputs = (int)p[1], .width = p[3], .params = p + 4 + REFS};
-    if (!function(t.kernel) || t.n_inputs < 1 || t.n_inputs > REFS) return ASPEN_KERNEL_BAD_ARGUMENT;
+    step t = {.kernel = (uint32_t)p[0], .n_inputs = (int)p[1], .width = p[3], .params = p + HEAD + REFS, .output = -1};
+    if (!function(t.kernel) || p[OUTPUT] >= s->n_outputs) return ASPEN_KERNEL_BAD_ARGUMENT;
     for (int i = 0; i < REFS; i++) {
-      const int64_t r = i < t.n_inputs ? p[4 + i] : -1;
-      if (r >= (int64_t)c->n_inputs || r < -1 - k) return ASPEN_KERNEL_BAD_ARGUMENT;
+      const int64_t r = i < t.n_inputs ? p[HEAD + i] : -1;
+      if (r < -1 - k) return ASPEN_KERNEL_BAD_ARGUMENT;
       t.in[i] = r >= 0 ? (ref){(int)r, -1} : r == -1 ? (ref){-1, -1} : (ref){-1, at[-2 - r]};
       if (r < 0 || !is_copied(s, &t, i, p[2])) continue;
       int found = 0;
       while (found < copies && s->steps[copied[found]].in[0].input != r) found++;
       if (found == copies) {
-        if (copies == COPIES - 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+        if (copies == IMAGES) return ASPEN_KERNEL_BAD_ARGUMENT;
         s->steps[s->n].in[0] = t.in[i];
         insert_copy(s, s->n);
         copied[copies++] = s->n++;
@@ -169,16 +230,11 @@ static int read_program(stack *s) {
     const int64_t in = t.in[0].step >= 0 ? 0 : t.in[0].input >= 0 ? input(s, t.in[0].input)->dims[2] : 0;
     t.rows = windowed(t.kernel) ? (window){in, q[1], q[3], q[5], q[7]} : (window){in, 1, 1, 1, 0};
     t.end = p[2]; /* the height of its image, until the rows of the tile are known */
+    if (p[OUTPUT] >= 0) made_by[p[OUTPUT]] = s->n;
     at[k] = s->n;
     s->steps[s->n++] = t;
   }
-  step *last = &s->steps[s->n - 1];
-  if (!unit_output) {
-    const step copy = {.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {{-1, s->n - 1}}, .rows = {0, 1, 1, 1, 0}, .width = last->width, .end = last->end};
-    s->steps[s->n++] = copy;
-    last++;
-  }
-  last->to_output = 1;
+  for (int o = 0; o < s->n_outputs; o++) write_output(s, made_by[o], o);
   for (int k = 0; k < s->n; k++) {
     step *t = &s->steps[k];
     if (t->kernel == ASPEN_K_COPY && t->in[0].input >= 0) t->end = t->rows.in;
@@ -197,12 +253,16 @@ typedef struct operands {
 /* What step k has made, with the indices of the image, from row `lo` on. `rolls`: the kernel knows rings. */
 static void of_step(const stack *s, int k, const int64_t heights[], int64_t channel, int64_t lo, int rolls, operands *o, int i) {
   const step *t = &s->steps[k];
-  const int64_t row = t->width * CHANNELS;
+  if (t->output >= 0) {
+    o->arg[i] = s->call->args[t->output];
+    return;
+  }
+  const int64_t row = t->width * s->channels, right = s->planes ? 1 : s->channels, next = s->planes ? t->width : 1;
   int64_t *const dims = o->dims[i], *const strides = o->strides[i];
   dims[0] = s->call->args[0].dims[0], dims[1] = s->call->args[0].dims[1], dims[2] = heights[k], dims[3] = t->width;
-  strides[0] = 0, strides[1] = 1, strides[2] = row, strides[3] = CHANNELS;
+  strides[0] = 0, strides[1] = next, strides[2] = row, strides[3] = right;
   const int64_t first = !t->ring ? t->first : rolls ? 0 : lo - lo % t->held;
-  const intptr_t back = (intptr_t)(first * row + channel) * (intptr_t)sizeof(float);
+  const intptr_t back = (intptr_t)(first * row + channel * next) * (intptr_t)sizeof(float);
   o->arg[i] = (aspen_arg){.ptr = (char *)((intptr_t)t->buffer - back), .dims = o->dims[i], .strides = o->strides[i], .dtype = ASPEN_DT_F32,
                           .rank = 4, .ring = t->ring && rolls ? (uint32_t)t->held : 0};
 }
@@ -223,10 +283,7 @@ static void of_call(const stack *s, int k, int input_number, const int64_t heigh
 static void call_of(const stack *s, int k, const int64_t heights[], int64_t image, int64_t channel, int64_t channels, int64_t lo, int64_t hi,
                     operands *o, aspen_call *c) {
   const step *t = &s->steps[k];
-  if (t->to_output)
-    o->arg[0] = s->call->args[0];
-  else
-    of_step(s, k, heights, channel, lo, t->rolls, o, 0);
+  of_step(s, k, heights, channel, lo, t->rolls, o, 0);
   for (int i = 0; i < t->n_inputs; i++) {
     if (t->in[i].step >= 0)
       of_step(s, t->in[i].step, heights, channel, lo, t->rolls, o, 1 + i);
@@ -236,17 +293,21 @@ static void call_of(const stack *s, int k, const int64_t heights[], int64_t imag
       o->arg[1 + i] = (aspen_arg){.dtype = ASPEN_DT_NONE};
   }
   *c = (aspen_call){.args = o->arg, .n_inputs = (uint32_t)t->n_inputs, .params = t->params, .lo = {image, channel, lo, 0},
-                    .hi = {image + 1, channel + channels, hi, t->width}, .apart = t->to_output ? s->call->apart : 0};
+                    .hi = {image + 1, channel + channels, hi, t->width}, .apart = t->output >= 0 ? s->call->apart : 0};
 }
 
 /* ---- scratch ---- */
 
 /* Is it a POOL that takes rings? */
 static int rolls(const stack *s, const step *t) {
-  if (t->kernel != ASPEN_K_POOL || (t->to_output && s->call->args[0].strides[1] != 1)) return 0;
-  if (t->in[0].step >= 0) return FN(pool_rolls)(t->params, t->rows.in, s->steps[t->in[0].step].width, 0);
-  const aspen_arg *x = input(s, t->in[0].input);
-  return x->strides[1] == 1 && FN(pool_rolls)(t->params, t->rows.in, x->dims[3], 0);
+  if (t->kernel != ASPEN_K_POOL || (t->output >= 0 && !as_buffers(s, &s->call->args[t->output]))) return 0;
+  if (t->in[0].step < 0) {
+    const aspen_arg *x = input(s, t->in[0].input);
+    return as_buffers(s, x) && FN(pool_rolls)(t->params, t->rows.in, x->dims[3], s->planes);
+  }
+  const step *of = &s->steps[t->in[0].step];
+  if (of->output >= 0 && !as_buffers(s, &s->call->args[of->output])) return 0;
+  return FN(pool_rolls)(t->params, t->rows.in, of->width, s->planes);
 }
 
 /* Can what step k makes lie in a ring? Its readers take rows from one, or read row by row. */
@@ -270,11 +331,11 @@ static int open_stack(stack *s, const aspen_call *c, char *base, int64_t heights
   for (int k = 0; k < s->n; k++) {
     step *t = &s->steps[k];
     t->live = alive(s, k);
-    t->ring = !t->to_output && may_ring(s, k);
-    const int64_t rows = t->ring ? (t->live + TOGETHER - 1) / TOGETHER * TOGETHER + band(t) : t->live + 2 * band(t);
+    t->ring = t->output < 0 && may_ring(s, k);
+    const int64_t rows = t->ring ? (t->live + TOGETHER - 1) / TOGETHER * TOGETHER + band(s, t) : t->live + 2 * band(s, t);
     t->held = min64(rows, max64(t->end, 1));
     t->buffer = (float *)(base + at);
-    if (!t->to_output) at += ((size_t)(t->held * t->width) * CHANNELS * sizeof(float) + 63) & ~(size_t)63;
+    if (t->output < 0) at += ((size_t)(t->held * t->width * s->channels) * sizeof(float) + 63) & ~(size_t)63;
   }
   s->kernels_at = at;
   s->bytes = at;
@@ -285,12 +346,14 @@ static int open_stack(stack *s, const aspen_call *c, char *base, int64_t heights
 size_t aspen_scratch_stack(const aspen_call *c) {
   stack s;
   int64_t heights[MOST + COPIES];
-  if (open_stack(&s, c, (char *)64, heights)) return 0;
+  aspen_call part = *c;
+  part.hi[2] = -1; /* some tile may not have all rows, and needs buffers for all steps */
+  if (open_stack(&s, &part, (char *)64, heights)) return 0;
   size_t most = 0;
   for (int k = 0; k < s.n; k++) {
     operands o;
     aspen_call call;
-    call_of(&s, k, heights, 0, 0, min64(CHANNELS, c->args[0].dims[1]), 0, min64(band(&s.steps[k]), heights[k]), &o, &call);
+    call_of(&s, k, heights, 0, 0, min64(s.channels, c->args[0].dims[1]), 0, min64(band(&s, &s.steps[k]), heights[k]), &o, &call);
     const size_t bytes = aspen_kernel_scratch(s.steps[k].kernel, &call);
     if (bytes > most) most = bytes;
   }
@@ -300,10 +363,12 @@ size_t aspen_scratch_stack(const aspen_call *c) {
 
 /* ---- running ---- */
 
-/* Which rows each step has to make for the rows [lo, hi) of the output. */
+/* Which rows each step has to make for the rows [lo, hi) of the outputs. */
 static void plan_rows(stack *s, const int64_t heights[], int64_t lo, int64_t hi) {
-  for (int k = 0; k < s->n; k++) s->steps[k].begin = INT64_MAX, s->steps[k].end = INT64_MIN;
-  s->steps[s->n - 1].begin = lo, s->steps[s->n - 1].end = hi;
+  for (int k = 0; k < s->n; k++) {
+    const int out = s->steps[k].output >= 0;
+    s->steps[k].begin = out ? lo : INT64_MAX, s->steps[k].end = out ? hi : INT64_MIN;
+  }
   for (int k = s->n - 1; k >= 0; k--) {
     step *t = &s->steps[k];
     if (t->begin > t->end) t->begin = t->end = 0; /* nobody reads it */
@@ -335,7 +400,7 @@ static int64_t lap(const step *s, int64_t row) { return s->ring ? row - row % s-
 /* Up to which row step k can go now: what is there, where it has room. Moves rows to the front of its buffer for that. */
 static int64_t goes_to(stack *s, int k) {
   step *t = &s->steps[k];
-  int64_t to = min64(t->made + band(t), t->end);
+  int64_t to = min64(t->made + band(s, t), t->end);
   for (int i = 0; i < t->n_inputs; i++)
     if (t->in[i].step >= 0) {
       const step *of = &s->steps[t->in[i].step];
@@ -345,9 +410,9 @@ static int64_t goes_to(stack *s, int k) {
   if (!t->rolls) to = min64(to, lap(t, t->made));
   if (t->ring) to = min64(to, needed_from(s, k) + t->held);
   if (to < t->end) to -= to % TOGETHER;
-  if (to <= t->made || t->to_output || t->ring) return to;
+  if (to <= t->made || t->output >= 0 || t->ring) return to;
   if (to - t->first > t->held) {
-    const int64_t from = needed_from(s, k), row = t->width * CHANNELS;
+    const int64_t from = needed_from(s, k), row = t->width * s->channels;
     to = min64(to, from + t->held);
     if (to < t->end) to -= to % TOGETHER;
     if (to <= t->made) return t->made;
@@ -358,8 +423,7 @@ static int64_t goes_to(stack *s, int k) {
 }
 
 static int run_block(stack *s, const int64_t heights[], int64_t image, int64_t channel, int64_t channels) {
-  const step *last = &s->steps[s->n - 1];
-  for (int moved = 1; last->made < last->end && moved;) {
+  for (int moved = 1; moved;) {
     moved = 0;
     for (int k = 0; k < s->n; k++) {
       step *t = &s->steps[k];
@@ -376,7 +440,9 @@ static int run_block(stack *s, const int64_t heights[], int64_t image, int64_t c
       moved = 1;
     }
   }
-  return last->made < last->end ? ASPEN_KERNEL_BAD_ARGUMENT : 0;
+  for (int k = 0; k < s->n; k++)
+    if (s->steps[k].made < s->steps[k].end) return ASPEN_KERNEL_BAD_ARGUMENT;
+  return 0;
 }
 
 int FN(stack)(const aspen_call *c) {
@@ -386,9 +452,9 @@ int FN(stack)(const aspen_call *c) {
   if (error) return error;
   if (s.bytes > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
-    for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += CHANNELS) {
+    for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += s.channels) {
       plan_rows(&s, heights, c->lo[2], c->hi[2]);
-      error = run_block(&s, heights, n, channel, min64(CHANNELS, c->hi[1] - channel));
+      error = run_block(&s, heights, n, channel, min64(s.channels, c->hi[1] - channel));
       if (error) return error;
     }
   return 0;

@@ -17,6 +17,7 @@ from small_graphs import random_grids
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Graph, Tensor
+from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.ops.call import F32, Arg, Call, Misfit
 from aspen_mp.planner.ops.params import NO_ACT
@@ -73,7 +74,11 @@ def graphs(draw: hs.DrawFn) -> Graph:
     gate = b.input(*pool[0].shape[:2], 1, 1)
     for _ in range(draw(hs.integers(2, 9))):
         pool.append(_layer(b, draw, pool, gate))
-    return b.graph(*{pool[-1], draw(hs.sampled_from(pool[1:]))})
+    ends = {pool[-1], draw(hs.sampled_from(pool[1:]))}
+    same = [t for t in pool[-6:] if t.shape == pool[-1].shape]
+    if draw(hs.booleans()) and len(same) > 1:  # what a stack makes, side by side
+        ends.add(b.concat(same, 1))
+    return b.graph(*ends)
 
 
 @pytest.fixture
@@ -149,6 +154,33 @@ def test_sequences_fit_a_cache() -> None:
     assert [len(node.attrs["program"]) for node in small.nodes] == [40]
 
 
+def _pyramid(shape: tuple[int, ...], beside: bool = False) -> Graph:
+    """Three maxima one behind the other, side by side with what they come from (SPPF); maybe something reads the first one at once."""
+    b = GraphBuilder(0)
+    found = [b.input(*shape)]
+    ends = []
+    for k in range(3):
+        window = {"kernel": (5, 5), "strides": (1, 1), "dilations": (1, 1), "pads": (2,) * 4, "count_include_pad": False}
+        found.append(b.node("POOL", [found[-1]], shape, mode="max", **window))
+        if beside and k == 0:
+            ends.append(b.conv(found[-1], 3))
+    return b.graph(b.concat(found, 1), *ends)
+
+
+@pytest.mark.usefixtures("always")
+def test_all_that_others_read_is_an_output() -> None:
+    """Written where a concat wants it: only the image itself is copied."""
+    graph = _stacked(_pyramid((2, 40, 13, 11)))
+    assert [(node.op, len(node.outputs)) for node in graph.nodes] == [("STACK", 3), ("concat", 1)]
+    assert [node.op for node in assign_storage(graph).steps] == ["STACK", "COPY"]
+
+
+@pytest.mark.usefixtures("always")
+def test_what_is_read_before_the_last_layer_is_no_output() -> None:
+    graph = _stacked(_pyramid((2, 40, 13, 11), beside=True))
+    assert [(node.op, len(node.outputs)) for node in graph.nodes] == [("POOL", 1), ("CONV", 1), ("STACK", 2), ("concat", 1)]
+
+
 def _with_images(count: int) -> Graph:
     b = GraphBuilder(0)
     x, *others = (b.input(1, 17, 9, 8) for _ in range(count))
@@ -194,8 +226,9 @@ def test_the_validator_reads_programs() -> None:
         step: (KERNELS["GEMM"].code, KERNELS["STACK"].code, 999, -1),
         step + 1: (0, 7, 1 << 40),
         step + 2: (-1, 1 << 30),
-        step + 4: (-3, len(call.inputs), 1, -1),
-        step + 11: (0, 1 << 20),
+        step + 4: (0, 1, 1 << 40, -2),
+        step + 5: (-3, len(call.inputs), 1, -1),
+        step + 12: (0, 1 << 20),
     }
     for at, values in wrong.items():
         for value in values:
