@@ -29,6 +29,7 @@ from aspen_mp.shm.tables import KERNELS, NUMBERS
 
 MOST_READ: Final = KERNELS["STACK"].max_inputs
 MOST_IMAGES: Final = NUMBERS["STACK_IMAGES"]
+Readers = dict[Tensor, list[tuple[Node, int]]]
 
 
 def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
@@ -60,9 +61,6 @@ def _fits(node: Node) -> bool:
     if node.op == "POOL":  # averages of few channels at a time take longer than those of all
         return x is not None and x.shape[:2] == out.shape[:2] and node.attrs["mode"] == "max"
     return True
-
-
-Readers = dict[Tensor, list[tuple[Node, int]]]
 
 
 def _members(rewriter: Rewriter, last: Node, readers: Readers, most: int) -> list[Node]:
