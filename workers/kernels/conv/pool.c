@@ -2,21 +2,14 @@
  *
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
- * common sizes that lie inside the image go through loops without counters; maxima of windows one pixel apart share what they compare
- * (pool_rows.h), also where pixels, not channels, lie side by side (pool_planes.h).
+ * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share what they compare
+ * (pool_rows.h), also where pixels, not channels, lie side by side (pool_planes.h), and averages of windows that overlap their sums
+ * (pool_average.h).
  */
+#include "conv/pool_average.h"
 #include "conv/pool_planes.h"
 
 enum { MAXIMUM = 0, AVERAGE = 1 };
-
-typedef struct pool {
-  window rows, columns;
-  const aspen_arg *out, *x;
-  int average;
-  int64_t pad_bottom, pad_right;
-  int count_pads;
-  pool_end end;
-} pool;
 
 /* A vector of channels from number c of the tile on, of which `left` remain, when its windows are done. */
 INLINE vf finish(const pool *p, vf y, int64_t c, int64_t left) {
@@ -28,19 +21,10 @@ INLINE vf finish(const pool *p, vf y, int64_t c, int64_t left) {
   return y;
 }
 
-/* Taps of a window that count: inside the image, or inside image and pads. */
-static int64_t counted(const window *w, int64_t o, int64_t pad_after, int count_pads) {
-  int64_t from, to;
-  window padded = *w;
-  if (count_pads) padded.in += w->pad + pad_after, padded.pad = 0;
-  window_taps(&padded, o, &from, &to);
-  return to - from;
-}
-
 /* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left, from number c of the
  * tile on. */
 INLINE void pixel(const pool *p, const int V, const int unit, const int average, const float *x, float *out, const int64_t kh[2],
-                  const int64_t kw[2], float count, int64_t c, int64_t n) {
+                  const int64_t kw[2], mean by, int64_t c, int64_t n) {
   const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
   const int64_t down = p->rows.dilation * p->x->strides[2], right = p->columns.dilation * p->x->strides[3];
   vf acc[4];
@@ -72,8 +56,8 @@ INLINE void pixel(const pool *p, const int V, const int unit, const int average,
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
     const int64_t left = n - v * VL;
-    vf y = average ? acc[v] : vsel(visnan(acc[v]), vset1(__builtin_nanf("")), acc[v]);
-    if (average && count > 0) y /= vset1(count); /* otherwise no tap was added and the sum is zero */
+    vf y = vsel(visnan(acc[v]), vset1(__builtin_nanf("")), acc[v]);
+    if (average) y = mean_apply(by, y);
     y = finish(p, y, c + v * VL, left);
     if (!unit)
       vstore_strided(out + v * VL * out_channel, out_channel, y, left);
@@ -85,24 +69,25 @@ INLINE void pixel(const pool *p, const int V, const int unit, const int average,
 }
 
 INLINE void channels(const pool *p, const int unit, const int average, const float *x, float *out, const int64_t kh[2], const int64_t kw[2],
-                     float count, int64_t n) {
+                     mean by, int64_t n) {
   const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
   int64_t c = 0;
   if (unit)
-    for (; c + 4 * VL <= n; c += 4 * VL) pixel(p, 4, 1, average, x + c, out + c, kh, kw, count, c, 4 * VL);
-  for (; c < n; c += VL) pixel(p, 1, unit, average, x + c * x_channel, out + c * out_channel, kh, kw, count, c, n - c);
+    for (; c + 4 * VL <= n; c += 4 * VL) pixel(p, 4, 1, average, x + c, out + c, kh, kw, by, c, 4 * VL);
+  for (; c < n; c += VL) pixel(p, 1, unit, average, x + c * x_channel, out + c * out_channel, kh, kw, by, c, n - c);
 }
 
 static void channels_f32(const pool *p, const void *x, void *out, const int64_t kh[2], const int64_t kw[2], int64_t count, int64_t n) {
   const int unit = p->x->strides[1] == 1 && p->out->strides[1] == 1;
+  const mean by = mean_of(count);
   if (p->average && unit)
-    channels(p, 1, 1, x, out, kh, kw, (float)count, n);
+    channels(p, 1, 1, x, out, kh, kw, by, n);
   else if (p->average)
-    channels(p, 0, 1, x, out, kh, kw, (float)count, n);
+    channels(p, 0, 1, x, out, kh, kw, by, n);
   else if (unit)
-    channels(p, 1, 0, x, out, kh, kw, (float)count, n);
+    channels(p, 1, 0, x, out, kh, kw, by, n);
   else
-    channels(p, 0, 0, x, out, kh, kw, (float)count, n);
+    channels(p, 0, 0, x, out, kh, kw, by, n);
 }
 
 /* ---- windows of K x K taps inside the image, contiguous channels ---- */
@@ -127,7 +112,8 @@ INLINE void whole_window(const pool *p, const int K, const int V, const int whol
         acc[v] += line;
       }
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) acc[v] /= vset1((float)(K * K));
+    for (int v = 0; v < V; v++)
+      acc[v] = mean_apply((mean){(float)(1.0 / (K * K)), K * K}, vsel(visnan(acc[v]), vset1(__builtin_nanf("")), acc[v]));
   } else {
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) { /* maxima that forget NaNs, and one comparison for two taps to remember them */
@@ -297,6 +283,10 @@ int FN(pool)(const aspen_call *c) {
   if (status) return status;
   if (p.end.scale) p.end.scale += c->lo[1], p.end.shift += c->lo[1];
 
+  if (average_shares(&p)) {
+    average_run(&p, c);
+    return 0;
+  }
   const int64_t *xs = x->strides, *os = out->strides, channels = c->hi[1] - c->lo[1];
   row_fn *const whole = choose(&p);
   const pool_line line = line_of(&p, c->lo[3], c->hi[3]);
