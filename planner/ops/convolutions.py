@@ -28,7 +28,7 @@ from aspen_mp.planner.ops.products import (
     packed_bytes,
     pairs,
 )
-from aspen_mp.planner.ops.spec import Cost, Input, Kind, Layout, OpSpec, Seen, TileModel, each
+from aspen_mp.planner.ops.spec import Cost, Input, Kind, Layout, OpSpec, Seen, TileModel
 from aspen_mp.shm.tables import NUMBERS
 
 POOL_MODES = {"max": 0, "average": 1}
@@ -62,6 +62,12 @@ WIDE_NS = 0.02
 """An element of the wide tensor between the halves of PWDW besides its multiply-adds."""
 DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
+TAP_NS = 0.026
+"""A tap of a window of POOL that shares nothing with its neighbours."""
+AVERAGE_OF_NINE_NS = 0.13
+"""An average of 3 x 3 one pixel apart, whose sums stay in registers."""
+AVERAGE_NS = 0.07
+"""Another average that shares sums: a vector that is loaded or stored, for each of its elements."""
 HALF_PANEL = 16
 """Columns of a panel that PWDW computes together: it leaves out an empty half."""
 
@@ -140,6 +146,24 @@ def _stack_flops(node: Node) -> float:
 
 def _pool_flops(node: Node) -> float:
     return float(node.output.size * prod(node.attrs["kernel"]))
+
+
+def _pool_ns(node: Node, taps: float) -> float:
+    window = taps / max(node.output.size, 1) * TAP_NS if node.attrs["mode"] == "max" else _average_ns(node)
+    return node.output.size * (window + activation_ns(node))
+
+
+def _average_ns(node: Node) -> float:
+    """An average: sums of columns, kept in a buffer, and across them, of which windows one pixel apart share half; or all taps."""
+    kernel: tuple[int, ...] = tuple(node.attrs["kernel"])
+    stride: int = node.attrs["strides"][1]
+    if prod(node.output.shape[2:]) < 2:
+        return TAP_NS * prod(kernel)
+    halves = [0.5 if s == d == 1 else 1.0 for s, d in zip(node.attrs["strides"], node.attrs["dilations"], strict=True)]
+    if kernel == (3, 3) and halves == [0.5, 0.5]:
+        return AVERAGE_OF_NINE_NS
+    moved = stride * (kernel[0] * halves[0] + 1) + kernel[1] * halves[1] + 1
+    return float(min(AVERAGE_NS * moved, TAP_NS * prod(kernel)))
 
 
 def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: int, dim: int) -> tuple[Boxes, Boxes]:
@@ -549,6 +573,6 @@ SPECS = (
         layout=Layout.CHANNELS_LAST,
         planar=shares_rows,
         batch_rank=1,
-        cost=Cost(_pool_flops, element_ns=each(0.026)),
+        cost=Cost(_pool_flops, ns=_pool_ns),
     ),
 )
