@@ -231,9 +231,14 @@ def _pwdw(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array 
 
 
 def _pool(out: Sequence[int], p: Sequence[int], x: Array, scale: Array | None = None, shift: Array | None = None) -> Array:
-    """Pads never count."""
     taps = list(_windows(x.astype(np.float64), out, p[1:9], -np.inf if p[0] == 0 else 0.0))
-    y = np.maximum.reduce(taps) if p[0] == 0 else sum(taps) / sum(_windows(np.ones(x.shape), out, p[1:9], 0.0))
+    if p[0] == 0:
+        y = np.maximum.reduce(taps)
+    else:
+        top, left, bottom, right = p[7:11] if p[11] else (0, 0, 0, 0)
+        counted = np.ones((1, 1, x.shape[2] + top + bottom, x.shape[3] + left + right))
+        number = sum(_windows(counted, out, [*p[1:7], p[7] - top, p[8] - left], 0.0))
+        y = sum(taps) / np.maximum(number, 1)
     if scale is not None and shift is not None:
         y = y * scale[:, None, None] + shift[:, None, None]
     return _act(p[12:15], y)

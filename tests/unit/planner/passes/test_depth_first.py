@@ -31,7 +31,8 @@ ACTS = [NO_ACT, ("RELU", 0.0, 0.0), ("CLIP", -1.0, 2.0), ("SIGMOID", 0.0, 0.0)]
 
 
 def _windowed(b: GraphBuilder, pick: hs.DrawFn, x: Tensor, mode: str) -> Tensor:
-    kernel, strides, dilations, pads, sides = [], [], [], [], []
+    kernel, strides, dilations, pads, after, sides = [], [], [], [], [], []
+    ceil = mode != "DWCONV" and pick(hs.booleans())
     for d in x.shape[2:]:
         k, dilation = pick(hs.sampled_from([1, 2, 3, 3, 5])), pick(hs.sampled_from([1, 1, 1, 2]))
         span = (k - 1) * dilation + 1
@@ -39,19 +40,22 @@ def _windowed(b: GraphBuilder, pick: hs.DrawFn, x: Tensor, mode: str) -> Tensor:
         assume(d + 2 * pad >= span)
         stride = pick(hs.sampled_from([1, 1, 2, 3]))
         kernel.append(k), strides.append(stride), dilations.append(dilation), pads.append(pad)
-        sides.append((d + 2 * pad - span) // stride + 1)
+        after.append(pick(hs.integers(0, pad)) if mode != "DWCONV" else pad)
+        assume(d + pad + after[-1] >= span)
+        side = (d + pad + after[-1] - span + (stride - 1 if ceil else 0)) // stride + 1
+        sides.append(side if (side - 1) * stride < d + pad else side - 1)
     n, c = x.shape[:2]
     window: dict[str, Any] = {"kernel": tuple(kernel), "strides": tuple(strides), "dilations": tuple(dilations)}
     if mode == "DWCONV":
         w, bias = b.const(kernel[0] * kernel[1], c, weight=True), b.const(c, weight=True) if pick(hs.booleans()) else None
         attrs = {"groups": c, **window, "pads": tuple(pads), "act": pick(hs.sampled_from(ACTS))}
         return b.node("DWCONV", [x, w, bias], (n, c, *sides), **attrs)
-    return b.node("POOL", [x], (n, c, *sides), mode=mode, **window, pads=(*pads, *pads), count_include_pad=False)
+    return b.node("POOL", [x], (n, c, *sides), mode=mode, **window, pads=(*pads, *after), count_include_pad=pick(hs.booleans()))
 
 
 def _layer(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor], gate: Tensor) -> Tensor:
     x = pick(hs.sampled_from(pool[-3:]))
-    match pick(hs.sampled_from(["max", "max", "average", "DWCONV", "unary", "add", "scale", "gate"])):
+    match pick(hs.sampled_from(["max", "max", "average", "average", "DWCONV", "unary", "add", "scale", "gate"])):
         case "unary":
             return b.unary(x)
         case "add":
