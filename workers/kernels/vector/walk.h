@@ -101,7 +101,10 @@ static inline int nd_walk_repeats(const nd_walk *w, int k) {
 static inline void nd_copy_rows(char *dst, int64_t drow, int64_t dstep, const char *src, int64_t srow, int64_t sstep, int64_t rows, int64_t n,
                                 size_t size) {
   const int64_t unit = (int64_t)size;
-  if (dstep == unit && srow == unit && sstep != unit) {
+  if (srow == 0 && dstep == unit && drow == n * unit && rows > 1) { /* rows that are all the same: twice as many each time */
+    nd_copy_row(dst, unit, src, sstep, n, size);
+    for (int64_t done = drow; done < rows * drow; done *= 2) memcpy(dst + done, dst, (size_t)nd_min(done, rows * drow - done));
+  } else if (dstep == unit && srow == unit && sstep != unit) {
     transpose(dst, drow, src, sstep, rows, n, size);
   } else if (sstep == unit && drow == unit && dstep != unit) {
     transpose(dst, dstep, src, srow, n, rows, size);
