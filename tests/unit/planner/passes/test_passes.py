@@ -128,6 +128,24 @@ def test_scale_and_activation_are_one_pass() -> None:
     assert (node.op, node.attrs["act"][0]) == ("TERNARY", "RELU")
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_product_and_its_sum_are_one_pass(first: bool) -> None:
+    net = Net(x=(2, 3, 4, 4), z=(2, 3, 4, 4))
+    product = net("Mul", "x", net.weight(3, 1, 1))
+    (node,) = check(net, net("Relu", net("Add", *((product, "z") if first else ("z", product)))))
+    assert node.op == "TERNARY"
+    assert (node.attrs["opcode"], node.attrs["act"][0]) == ("FMA", "RELU")
+
+
+def test_a_product_stays_that_is_read_twice_widened_or_behind_a_function() -> None:
+    net = Net(x=(2, 3, 4, 4), z=(2, 3, 4, 4), narrow=(1, 3, 1, 1))
+    product = net("Mul", "x", net.weight(3, 1, 1))
+    assert ops(check(net, net("Add", product, "z"), product)) == ["BINARY", "BINARY"]
+    assert ops(check(net, net("Add", product, product))) == ["BINARY", "BINARY"]
+    assert ops(check(net, net("Add", net("Mul", "narrow", net.weight(3, 1, 1)), "z"))) == ["BINARY", "BINARY"]
+    assert ops(check(net, net("Add", net("Relu", product), "z"))) == ["BINARY", "BINARY"]
+
+
 def test_normalisation_before_a_convolution() -> None:
     """DenseNet: read by 1×1 convolutions alone it becomes their prologue."""
     net = Net(x=(1, 40, 6, 6))

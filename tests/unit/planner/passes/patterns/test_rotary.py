@@ -43,7 +43,7 @@ def test_angles_known_and_shared() -> None:
 def test_the_other_direction_is_left_alone() -> None:
     net = Net(x=(B, H, S, D), cos=(S, D), sin=(S, D))
     nodes = check(net, rotated(net, "x", "cos", "sin", first_negated=True))
-    assert "TERNARY" not in ops(nodes)
+    assert "concat" in ops(nodes)
 
 
 def test_projections_merge() -> None:
