@@ -188,7 +188,7 @@ def _settle(pid: int, workers: int) -> None:
 
 def _serves(process: psutil.Process) -> bool:
     try:
-        return process.name().startswith(("aspen-w", "aspen-zygote"))
+        return bool(process.name().startswith(("aspen-w", "aspen-zygote")))
     except psutil.NoSuchProcess:
         return False  # the next look does not find it
 

@@ -420,7 +420,7 @@ def _pwdw_checks(call: Call) -> None:
 
 
 def shares_rows(node: Node) -> bool:
-    """Whether POOL takes maxima of neighbouring windows together along rows, too (`workers/kernels/conv/pool_planes.h`)."""
+    """Whether POOL takes maxima of neighbouring windows together along rows, too (`workers/kernels/conv/pool/planes.h`)."""
     a, ones = node.attrs, (1, 1)
     side = a["kernel"][0]
     alike = tuple(a["kernel"]) in {(3, 3), (5, 5)} and tuple(a["strides"]) == ones and tuple(a["dilations"]) == ones

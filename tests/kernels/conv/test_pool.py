@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, int], list[int]]
     image, out = [], []
     for k, s, d, b, a in zip(kernel, stride, dilation, before, after, strict=True):
         reach = (k - 1) * d + 1
-        sides = [0, 1, 2, 4, 7, 8, 13] if len(image) == 0 else [0, 1, 2, 4, 7, 8, 13, 40, 70, 150]  # longer rows are computed piece by piece
+        sides = [0, 1, 2, 4, 7, 8, 13] if len(image) == 0 else [0, 1, 2, 4, 7, 8, 13, 40, 70, 150]  # longer rows: piece by piece
         n = max(draw(st.sampled_from(sides)), reach - b - a)
         image.append(n)
         out.append((n + b + a - reach + (s - 1 if ceil else 0)) // s + 1)
@@ -68,7 +68,7 @@ def check(isa: str, seed: int, case: Any, average: bool, dtype: str, plain: bool
         values = rng.standard_normal(shape).astype(dtype)
         if seed % 4 == 0 and values.size:
             values.reshape(-1)[rng.integers(0, values.size, 3)] = [np.nan, np.inf, -np.inf]
-        if seed % 4 == 1:  # leaves no trace in windows that do not see it
+        if seed % 4 == 1 and values.size:  # leaves no trace in windows that do not see it
             values.reshape(-1)[rng.integers(0, values.size, 2)] = 1e30
     else:
         info = np.iinfo(dtype)
@@ -115,8 +115,63 @@ def test_maximum_of_other_types(isa, dtype, seed, case, plain):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=40, deadline=None)
-        sides = [0, 1, 2, 4, 7, 8, 13] if len(image) == 0 else [0, 1, 2, 4, 7, 8, 13, 40, 70, 150]  # longer rows are computed piece by piece
-        n = max(draw(st.sampled_from(sides)), reach - b - a)
+@given(
+    seed=st.integers(0, 2**32),
+    side=st.sampled_from([3, 5]),
+    image=st.tuples(st.integers(1, 9), st.integers(1, 70)),
+    channels=st.integers(1, 5),
+    more=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+)
+def test_maxima_along_rows_have_the_bits_of_those_along_channels(isa, seed, side, image, channels, more):
+    """Numbers of which many are equal, zeros of both signs, and what is no number."""
+    rng = np.random.default_rng(seed)
+    pool = [np.inf, -np.inf, np.nan, -0.0, 0.0, 3e38, -3e38][seed % 4 :]
+    values = rng.choice(np.array([*pool, -1.0, 1.0], np.float32), (2, channels, *image))
+    pads = (side // 2, side // 2, side // 2 + more[0], side // 2 + more[1])
+    out = (2, channels, image[0] + more[0], image[1] + more[1])
+    act = [NO_ACT, (UNARY["RELU"], 0.0, 0.0), (UNARY["SIGMOID"], 0.0, 0.0)][seed % 3]
+    p = [0, side, side, 1, 1, 1, 1, *pads, 0, *act]
+    scale = [rng.standard_normal(channels, dtype=np.float32) for _ in range(2)] if seed % 2 else []
+    last = np.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    wanted = run("POOL", np.empty((2, *out[2:], channels), np.float32).transpose(0, 3, 1, 2), [last, *scale], p, isa=isa)
+    tiles = boxes(rng, out, int(rng.integers(1, 6)))
+    assert same_bits(wanted, run("POOL", np.empty(out, np.float32), [values, *scale], p, tiles, isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), kernel=pair(st.sampled_from([2, 3, 3, 4, 5, 7])), stride=st.sampled_from([1, 1, 2]), pads=st.booleans())
+def test_averages_are_quotients_within_an_ulp(isa, seed, kernel, stride, pads):
+    """Where a sum is exact: a single pixel is not zero."""
+    rng = np.random.default_rng(seed)
+    shape = (1, int(rng.integers(1, 20)), int(rng.integers(7, 12)), int(rng.integers(7, 12)))
+    x = np.zeros(shape, np.float32)
+    x[:, :, rng.integers(0, shape[2]), rng.integers(0, shape[3])] = rng.uniform(1, 2, shape[1])
+    pad = [k // 2 for k in kernel]
+    image = [(n + 2 * p - k) // stride + 1 for n, p, k in zip(shape[2:], pad, kernel, strict=True)]
+    p = [1, *kernel, stride, stride, 1, 1, *pad, *pad, int(pads), *NO_ACT]
+    place = channels_last if seed % 2 else lambda v: filled(rng, v)
+    found = run("POOL", place(np.empty((*shape[:2], *image), np.float32)), [place(x)], p, isa=isa)
+    wanted = define(x, (image[0], image[1]), p)
+    assert (np.abs(found - wanted) <= np.spacing(wanted.astype(np.float32))).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("side", [3, 5, 9])
+def test_averages_are_as_good_as_plain_sums(isa, side):
+    """Of numbers of one sign, whose sums round most."""
+    rng = np.random.default_rng(side)
+    x = channels_last(rng.uniform(0, 1, (1, 16, 40, 40)).astype(np.float32))
+    p = [1, side, side, 1, 1, 1, 1, 0, 0, 0, 0, 0, *NO_ACT]
+    n = 41 - side
+    found = run("POOL", channels_last(np.empty((1, 16, n, n), np.float32)), [x], p, isa=isa)
+    plain = np.zeros_like(found)
+    for i, j in itertools.product(range(side), range(side)):
+        plain += x[:, :, i : i + n, j : j + n]
+    plain /= np.float32(side * side)
+    wanted = define(x, (n, n), p)
+    error, allowed = (np.sqrt(((y - wanted) ** 2).mean()) for y in (found, plain))
+    assert error <= allowed
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -8,7 +8,7 @@
  * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image: pointers are
  * moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do not lie side by side is
  * read, and an output of that kind written, by way of a COPY, a step like the others. Where all images have the pixels of a row side by side and all
- * steps are as good at that (POOL of pool_planes.h, kernels of elements), buffers have them, too, and nothing is copied.
+ * steps are as good at that (POOL, see pool/planes.h, kernels of elements), buffers have them, too, and nothing is copied.
  *
  * An output takes what a step makes: from its buffer, by way of a COPY, or in the place of its buffer where the tile has all rows of the image.
  */

@@ -3,11 +3,11 @@
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
  * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share what they compare
- * (pool_rows.h), also where pixels, not channels, lie side by side (pool_planes.h), and averages of windows that overlap their sums
- * (pool_average.h).
+ * (rows.h), also where pixels, not channels, lie side by side (planes.h), and averages of windows that overlap their sums
+ * (average.h).
  */
-#include "conv/pool_average.h"
-#include "conv/pool_planes.h"
+#include "conv/pool/average.h"
+#include "conv/pool/planes.h"
 
 enum { MAXIMUM = 0, AVERAGE = 1 };
 

@@ -11,7 +11,7 @@
  */
 #ifndef ASPEN_POOL_AVERAGE_H
 #define ASPEN_POOL_AVERAGE_H
-#include "conv/pool_rows.h"
+#include "conv/pool/rows.h"
 
 enum {
   AVERAGE_STRIP = 64,    /* windows of a row that are summed at a time; even */
