@@ -106,7 +106,7 @@ def mutate_program(raw: bytearray, rng: np.random.Generator) -> str:
         k = int(rng.integers(len(program)))
         old = int(program[k])
         near, other = old + int(rng.choice([-16, -2, -1, 1, 2, 16])), int(rng.choice(program))
-        far = int(rng.choice([0, -1, -2, 1 << 15, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, -(1 << 63)]))
+        far = int(rng.choice([0, -1, -2, 1 << 12, 1 << 28, 1 << 31, -(1 << 31), 1 << 40, -(1 << 63)]))
         value = (near, near, other, far)[int(rng.integers(4))]
         program[k] = value = max(-(1 << 63), min(value, (1 << 63) - 1))
         done.append(f"word {k}: {old} → {value}")
