@@ -137,11 +137,11 @@ def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ..
 
 
 def _replace(rewriter: Rewriter, node: Node, members: list[Node], readers: Readers) -> None:
-    """Makes the last member the stack."""
+    """Makes the last member the stack, if there is a result that is spared, and time."""
     results = _results(rewriter, node, members, readers)
     program, read = _program(members, results)
     stack = Node("STACK", node.name, list(read), results, {"program": program})
-    if worth(stack, members):
+    if len(results) < len(members) and worth(stack, members):
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
         rewriter.adopt(node, [member for member in members if member.output in results[1:]])
 

@@ -30,7 +30,8 @@ enum {
   BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
   PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10, /* the same along rows: a part of this for each step, within bounds */
   TOGETHER = 2,          /* rows of windows that POOL likes to make together */
-  NARROW = 64,           /* pixels of a row, with fewer of which many steps are faster along channels */
+  STEPS_A_COPY = 3,      /* so many steps are as fast along rows as along channels and a copy … */
+  NARROW = 64,           /* … and of rows with fewer pixels than this, one */
 };
 
 /* What a step reads: an input of the call, or what an earlier step has made. */
@@ -144,8 +145,8 @@ static int runs_along_rows(const int64_t *p) {
   return q[0] == 0 && q[1] == q[2] && (q[1] == 3 || q[1] == 5) && q[3] == 1 && q[4] == 1 && q[5] == 1 && q[6] == 1 && q[8] == q[2] / 2;
 }
 
-/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Narrow images are worth
- * copying if there are more steps than copies. */
+/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Images are worth copying
+ * if there are many more steps than copies. */
 static void choose_layout(stack *s, const int64_t *p, int64_t n) {
   int64_t pixels = 1, copies = s->n_outputs;
   for (int i = 0; i < (int)s->call->n_inputs; i++) copies += input(s, i)->rank == 4 && input(s, i)->dims[3] > 1;
@@ -153,7 +154,7 @@ static void choose_layout(stack *s, const int64_t *p, int64_t n) {
   for (int i = 0; i < s->n_outputs; i++) s->planes &= s->call->args[i].strides[3] == 1;
   for (int64_t k = 0; k < n && s->planes; k++, p += WORDS) {
     pixels = max64(pixels, p[2] * p[3]);
-    s->planes &= runs_along_rows(p) && (p[3] >= NARROW || n <= copies);
+    s->planes &= runs_along_rows(p) && n <= copies * (p[3] < NARROW ? 1 : STEPS_A_COPY);
     for (int64_t i = 0; i < p[1]; i++) {
       const aspen_arg *a = p[HEAD + i] >= 0 ? input(s, (int)p[HEAD + i]) : NULL;
       if (a && a->rank == 4 && a->dims[3] > 1) s->planes &= a->strides[3] == 1;
@@ -422,6 +423,30 @@ static int64_t goes_to(stack *s, int k) {
   return to;
 }
 
+/* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block: no prefetcher of a processor sees so few
+ * channels of a pixel coming. */
+INLINE void fetch(const aspen_arg *a, int64_t image, int64_t channel, int64_t lo, int64_t hi, const int write) {
+  if (a->rank != 4 || a->dims[3] < 2 || a->strides[1] != 1 || a->strides[3] < 2 * CHANNELS) return;
+  const int64_t column = a->strides[3] * (int64_t)sizeof(float);
+  for (int64_t h = lo; h < hi; h++) {
+    const char *at = a->ptr + (image * a->strides[0] + channel + h * a->strides[2]) * (int64_t)sizeof(float);
+    for (int64_t x = 0; x < a->dims[3]; x++, at += column) __builtin_prefetch(at, write);
+  }
+}
+
+/* What a step reads and writes of the call's images after its rows [made, to). */
+static void fetch_next(const stack *s, int k, int64_t image, int64_t channel, int64_t to) {
+  const step *t = &s->steps[k];
+  const int64_t next = min64(to + (to - t->made), t->end);
+  for (int i = 0; i < t->n_inputs; i++)
+    if (t->in[i].input >= 0 && t->width > 1) {
+      const window w = seen(t, i);
+      const aspen_arg *a = input(s, t->in[i].input);
+      if (a->rank == 4) fetch(a, image, channel, max64(sees_to(w, to), 0), min64(sees_to(w, next), a->dims[2]), 0);
+    }
+  if (t->output >= 0) fetch(&s->call->args[t->output], image, channel, to, next, 1);
+}
+
 static int run_block(stack *s, const int64_t heights[], int64_t image, int64_t channel, int64_t channels) {
   for (int moved = 1; moved;) {
     moved = 0;
@@ -432,6 +457,7 @@ static int run_block(stack *s, const int64_t heights[], int64_t image, int64_t c
       operands o;
       aspen_call c;
       call_of(s, k, heights, image, channel, channels, t->made, to, &o, &c);
+      fetch_next(s, k, image, channel, to);
       c.scratch = (char *)s->call->scratch + s->kernels_at;
       c.scratch_bytes = s->call->scratch_bytes - s->kernels_at;
       const int error = function(t->kernel)(&c);
