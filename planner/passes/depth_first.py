@@ -137,15 +137,15 @@ def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ..
 
 
 def _replace(rewriter: Rewriter, node: Node, members: list[Node], readers: Readers) -> None:
-    """Makes the last member the stack, if there is a result that is spared, and time."""
+    """Makes the last member the stack, if that is worth it."""
     results = _results(rewriter, node, members, readers)
     program, read = _program(members, results)
     stack = Node("STACK", node.name, list(read), results, {"program": program})
-    if len(results) < len(members) and worth(stack, members):
+    if worth(stack, members):
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
         rewriter.adopt(node, [member for member in members if member.output in results[1:]])
 
 
 def worth(stack: Node, members: list[Node]) -> bool:
-    """Whether the stack takes less time by the cost model than layer by layer."""
-    return tile_cost.whole_ns(stack) < sum(map(tile_cost.whole_ns, members))
+    """Whether the stack takes less time by the cost model than layer by layer, and spares a result: to give all of them is no gain."""
+    return len(stack.outputs) < len(members) and tile_cost.whole_ns(stack) < sum(map(tile_cost.whole_ns, members))
