@@ -197,7 +197,7 @@ def live_bytes(program: Sequence[Step]) -> float:
     return total
 
 
-ROWS_TOGETHER: Final = 5
+ROWS_TOGETHER: Final = 3
 """Rows that a step makes at a time besides those that are still needed, about, where rows are long."""
 
 SPECS = (
