@@ -7,7 +7,7 @@ behind that layer. A sequence ends where the rows that are alive outgrow a core'
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, inf, prod
 from typing import Final
 
 from aspen_mp.planner.cost import op_cost, tile_cost
@@ -64,7 +64,14 @@ def _fits(node: Node) -> bool:
 
 
 def _members(rewriter: Rewriter, last: Node, readers: Readers, most: int) -> list[Node]:
-    """The steps of the largest stack of at most so many that ends with `last`, in the order of the graph."""
+    """The steps of a stack of at most so many that ends with `last`, in the order of the graph: the largest, or if its rows outgrow the
+    cache, the last one of sequences of about the same length."""
+    found = _largest(rewriter, last, readers, most, inf)
+    live, own = live_bytes(_program(found, [last.output])[0]), op_cost.rates().own
+    return found if live <= own else _largest(rewriter, last, readers, most, live / ceil(live / own))
+
+
+def _largest(rewriter: Rewriter, last: Node, readers: Readers, most: int, most_bytes: float) -> list[Node]:
     members = {id(last): last}
     refused: set[int] = set()
     while len(members) < most:
@@ -74,7 +81,7 @@ def _members(rewriter: Rewriter, last: Node, readers: Readers, most: int) -> lis
         longer = sorted([*members.values(), found], key=rewriter.order)
         program, read = _program(longer, _results(rewriter, last, longer, readers))
         images = sum(len(x.shape) == 4 and prod(x.shape[2:]) > 1 for x in read)
-        if live_bytes(program) > op_cost.rates().own or len(read) > MOST_READ or images > MOST_IMAGES:
+        if live_bytes(program) > most_bytes or len(read) > MOST_READ or images > MOST_IMAGES:
             refused.add(id(found))
         else:
             members[id(found)] = found
@@ -144,6 +151,8 @@ def _replace(rewriter: Rewriter, node: Node, members: list[Node], readers: Reade
     if worth(stack, members):
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
         rewriter.adopt(node, [member for member in members if member.output in results[1:]])
+        for i, x in enumerate(read):
+            readers.setdefault(x, []).append((node, i))
 
 
 def worth(stack: Node, members: list[Node]) -> bool:

@@ -7,3 +7,4 @@
 #include "kernels.def"
 #undef KERNEL
 KEPT size_t aspen_scratch_seven(int64_t terms, int halves); /* of those of GEMM; gemm/mm.h */
+KEPT int aspen_pool_rolls_scratch(const int64_t *params, int64_t height, int64_t width, int planes); /* STACK asks POOL; conv/stack.c */
