@@ -59,14 +59,14 @@ def blocks(b: GraphBuilder, count: int, shape: tuple[int, ...]) -> Graph:
     return b.graph(x)
 
 
-@pytest.mark.parametrize(("side", "images", "most"), [(56, 2, None), (224, 1, None), (56, 1, 2)])
-def test_stacks(side: int, images: int, most: int | None) -> None:
+@pytest.mark.parametrize(("side", "images", "most", "sequences"), [(56, 2, None, 1), (448, 1, None, 2), (56, 1, 2, 6)])
+def test_stacks(side: int, images: int, most: int | None, sequences: int) -> None:
     """What is written is what a plan writes: one tensor for each sequence."""
     count, shape = 12, (images, 32, side, side)
     graph = blocks(GraphBuilder(), count, shape)
     depth_first.fuse_stacks(graph, most)
     found = [row.stack for row in build_plan(graph, workers=2).info]
-    assert len(found) == len(graph.nodes) == (6 if most else max(1, side // 112))
+    assert len(found) == len(graph.nodes) == sequences
     steps = [step for stack in found for step in stack.steps]
     assert [(step.kernel, step.shape) for step in steps] == [("POOL", shape)] * count
     assert {stack.number for stack in found} == {0}, "sequences of one stack"
