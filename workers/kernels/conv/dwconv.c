@@ -104,7 +104,7 @@ INLINE void finish(const dwconv *d, const int R, const int P, const int V, const
 #undef EACH_PIXEL
 }
 
-/* P pixels of a row, all with the same taps. x: tap (0, 0) of the first one; residual and out: the first one. */
+/* P pixels of a row, all with the same taps, V vectors of channels. x: tap (0, 0) of the first one; residual and out: the first one. */
 INLINE void any_pixels(const dwconv *d, const int P, const int V, const float *x, const float *residual, float *out, const int64_t kh[2],
                        const int64_t kw[2], int64_t c, int64_t n) {
   vf sum[8]; /* P x V of them; a constant number lives in registers */
@@ -150,7 +150,11 @@ INLINE void block(const dwconv *d, const int edge, const int R, const int P, con
     }
     finish(d, R, P, 1, 1, sum, residual, out, c, VL);
   }
-  for (int r = 0; r < R && c < end; r++)
+  if (c == end) return;
+  const int64_t taps[2] = {0, K};
+  for (int r = 0; r < R && !edge; r++)
+    any_pixels(d, P, 1, x + r * S * d->x_row, residual ? residual + r * d->residual_row : NULL, out + r * d->out_row, taps, taps, c, end - c);
+  for (int r = 0; r < R && edge; r++)
     for (int p = 0; p < P; p++) {
       const int64_t rows[2] = {max64(kh[0] - r * S, 0), min64(kh[1] - r * S, K)}, columns[2] = {max64(kw[0] - p * S, 0), min64(kw[1] - p * S, K)};
       any_pixels(d, 1, 1, x + r * S * d->x_row + p * S * d->x_column, residual ? residual + r * d->residual_row + p * d->residual_column : NULL,
