@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ MODELS = {
     "resnet50.onnx": lambda: models.build("resnet50"),
     "bert.onnx": lambda: models.build("bert_base", symbolic=True, **models.miniature("bert_base")),
 }
-"""What the directory of each page holds; docs/README.md lists them."""
+"""What the directory of each page can hold; docs/README.md lists them."""
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +37,16 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_page(page: Path, shelf: Path, folder: Path) -> tuple[int, str]:
-    """Run a page in `folder`. Return the exit status and what it printed."""
+    """Run a page in `folder`. Return the exit status and what it printed.
+
+    A page has copies of the models that it names, so that one that writes a file of the same name changes its own alone.
+    """
     (folder / "page").mkdir()
     (folder / "run").mkdir(mode=0o700)
+    text = page.read_text(encoding="utf-8")
     for name in MODELS:
-        os.link(shelf / "models" / name, folder / "page" / name)
+        if name in text:
+            shutil.copy(shelf / "models" / name, folder / "page")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

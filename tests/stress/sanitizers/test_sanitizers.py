@@ -68,7 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *ISA_FLAGS[isa],
             *wraps,
             f"-DASPEN_ISA={isa}",
-            next((ROOT / "workers/kernels").glob(f"*/{family}.c")),
+            next((ROOT / "workers/kernels").rglob(f"{family}.c")),
         )
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -159,7 +159,7 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
     oh, ow = (h + pad[0] + pad[2] - kh) // sh + 1, (w + pad[1] + pad[3] - kw) // sw + 1
     if oh > 0 and ow > 0:
         for mode in range(2):
-            yield "POOL", [odd(n, c, oh, ow), f], [mode, kh, kw, sh, sw, 1, 1, *pad, 0]
+            yield "POOL", [odd(n, c, oh, ow), f], zeros("POOL", [mode, kh, kw, sh, sw, 1, 1, *pad])
         weights = np.ascontiguousarray(rng.integers(-2, 3, (kh * kw, c)).astype(np.float32))
         bias = np.ascontiguousarray(rng.integers(-2, 3, c).astype(np.float32))
         window = [c, kh, kw, sh, sw, 1, 1, pad[0], pad[1]]
