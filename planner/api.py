@@ -12,7 +12,8 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.binding.bind import Binding
-from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo, load
+from aspen_mp.planner.frontends.networks import load
+from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node
 from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Experiment, Vectors
 from aspen_mp.planner.layout.storage import assign_storage

@@ -213,7 +213,7 @@ def _inputs(plan: Plan, source: sources.GivenModel, batch: int | None, seq: int 
     made: dict[str, Any] = {}
     if source.collection is not None:
         made = source.collection.inputs(source.proto(), batch=batch or 1, seq=seq or 128)
-    limits = sources.index_limits(source.proto())
+    limits = source.index_limits()
     rng = np.random.default_rng(0)
     feeds = {}
     for info in plan.inputs:

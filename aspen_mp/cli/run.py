@@ -178,7 +178,7 @@ def feeds_for(
         made = source.collection.inputs(source.proto(), seed=seed or 0, batch=batch or 1, seq=seq or 128)
         feeds.update({i.name: made[i.name] for i in missing})
         missing = []
-    limits = sources.index_limits(source.proto()) if missing else {}
+    limits = source.index_limits() if missing else {}
     rng = np.random.default_rng(seed)
     for i in missing:
         if i.kind != "tensor":
@@ -251,6 +251,8 @@ def _by_onnxruntime(source: sources.GivenModel, feeds: dict[str, Any], names: li
         raise AspenError("--check compares with onnxruntime, which is not installed. Install it with: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if source.joins:
+        source.proto()  # says why not
     model = source.model if isinstance(source.model, str) else source.model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from aspen_mp.client.named_models import Collection
     from aspen_mp.planner.job.options import Accuracy, Planning, Precision
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An .onnx file, a .networks file, or zoo:NAME for a network of the built-in zoo.")
+]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Value of symbolic batch dimensions.")]
 SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Value of symbolic sequence dimensions.")]
 WinogradOption = Annotated[
@@ -105,10 +107,29 @@ class GivenModel:
     model: str | onnx.ModelProto
     collection: Collection | None = None
 
-    def proto(self) -> onnx.ModelProto:
-        """The graph, external weights left where they are."""
+    @property
+    def joins(self) -> bool:
+        """Whether it is a file that joins several networks."""
+        return isinstance(self.model, str) and self.model.endswith(".networks")
+
+    def index_limits(self) -> dict[str, int]:
+        """As of the function; of networks by the names that inputs have in the whole."""
         import onnx
 
+        if not self.joins:
+            return index_limits(self.proto())
+        from aspen_mp.planner.frontends import networks
+
+        members = networks.members(str(self.model))
+        protos = {name: onnx.load(path, load_external_data=False) for name, path in members.items()}
+        return {f"{name}.{key}": limit for name, proto in protos.items() for key, limit in index_limits(proto).items()}
+
+    def proto(self) -> onnx.ModelProto:
+        """The graph, external weights left where they are. Typer's BadParameter for a file that joins networks."""
+        import onnx
+
+        if self.joins:
+            raise typer.BadParameter(f"{self.label} joins networks, and --check needs one. Name one of them", param_hint="--check")
         return onnx.load(self.model, load_external_data=False) if isinstance(self.model, str) else self.model
 
 
@@ -183,7 +204,7 @@ def bind_shape(
         raise typer.BadParameter(f"the model does not say the shape of input {name!r}. Give it with --shape {name}=…", param_hint="--shape")
     dims = []
     for axis, dim in enumerate(shape):
-        symbol = str(dim or "").lower()
+        symbol = str(dim or "").lower().rpartition(".")[2]  # of networks that were joined: without the network's name
         if isinstance(dim, int):
             dims.append(dim)
         elif symbol.startswith(("batch", "unk__batch")) or symbol in _BATCH or (axis == 0 and not symbol):

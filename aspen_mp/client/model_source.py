@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aspen_mp.client import arguments, named_models
 from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Precision
 from aspen_mp.shm.bindings._mapping import Memfd
-from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.errors import ModelParseError, RuntimeLost
+from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
+    import onnx
+
     from aspen_mp.client.session import Session
 
 
@@ -73,3 +78,24 @@ def _memfd(data: bytes) -> Memfd:
     while view:
         view = view[os.write(file.fd, view) :]
     return file
+
+
+def where(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
+    """(absolute path, bytes, name): a path or bytes, not both."""
+    named = named_models.find(model) if isinstance(model, str) else None
+    if named is not None:
+        collection, name = named
+        return "", collection.build(name).SerializeToString(), name
+    if isinstance(model, (str, os.PathLike)):
+        path = os.path.abspath(os.fsdecode(model))
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"there is no model file {path}")
+        return arguments.text("the path of a model", path), None, Path(path).stem
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return "", bytes(model), "model"
+    if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
+        try:
+            return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
+        except ValueError as error:
+            raise ModelParseError(f"the model cannot be serialised ({error}). Save it with external data, and load that file") from None
+    raise TypeError(f"a model must be a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")

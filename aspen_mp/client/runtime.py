@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.client import arguments, link, named_models
+from aspen_mp.client import arguments, link
 from aspen_mp.client.link import CONNECT_S, Link
 from aspen_mp.client.reconnect import WAIT_S, Reconnects
 from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.control.pool import core_leases
 from aspen_mp.control.wire.spawn import spawn
 from aspen_mp.planner.job.options import ACCURACIES, PRECISIONS, Accuracy, Planning, Precision
-from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
-from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
     import onnx
 
     from aspen_mp.client.model import Model
     from aspen_mp.client.session import Session
+    from aspen_mp.client.workload import Objective, Workload
     from aspen_mp.config import Profile
     from aspen_mp.tracing.trace import Trace
 
@@ -227,7 +227,7 @@ class Runtime:
             TypeError, ValueError: An argument has a type or a value that no model could take.
         """
         from aspen_mp.client.model import Model
-        from aspen_mp.client.model_source import ModelSource
+        from aspen_mp.client.model_source import ModelSource, where
 
         self._session.sweep()
         defaults = self._profile.models
@@ -243,7 +243,7 @@ class Runtime:
             raise TypeError(f"planning must be an aspen_mp.planner.job.options.Planning, not {planning!r} ({type(planning).__name__})")
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
-        path, data, label = _source(model)
+        path, data, label = where(model)
         chosen = planning.checked(stacks=stacks)
         source = ModelSource(path, data, name or label, instances, precision, winograd, accuracy, chosen, keep=self._link.revives)
         del data
@@ -277,6 +277,23 @@ class Runtime:
         return result
 
     # ---- workers
+
+    def workload(self, *, objective: Objective = "latency") -> Workload:
+        """Describe networks that run together: periodic sources, and networks behind or beside others.
+
+        Args:
+            objective: "latency": a source sends a request when the one before has ended. "throughput": it sends the next one before,
+                which fills cores that the first one leaves idle and takes longer.
+
+        Returns:
+            An empty workload.
+
+        Raises:
+            ValueError: There is no such objective.
+        """
+        from aspen_mp.client.workload import Workload
+
+        return Workload(self.load, objective)
 
     def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
         """Let workers join while requests run.
@@ -636,30 +653,6 @@ def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
 
 def _advice(error: OSError) -> str:
     return " (limit of processes: ulimit -u, pids.max of the control group)" if error.errno == errno.EAGAIN else ""
-
-
-# ---- models' bytes
-
-
-def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
-    """(absolute path, bytes, name): a path or bytes, not both."""
-    named = named_models.find(model) if isinstance(model, str) else None
-    if named is not None:
-        collection, name = named
-        return "", collection.build(name).SerializeToString(), name
-    if isinstance(model, (str, os.PathLike)):
-        path = os.path.abspath(os.fsdecode(model))
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"there is no model file {path}")
-        return arguments.text("the path of a model", path), None, Path(path).stem
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        return "", bytes(model), "model"
-    if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
-        try:
-            return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
-        except ValueError as error:
-            raise ModelParseError(f"the model cannot be serialised ({error}). Save it with external data, and load that file") from None
-    raise TypeError(f"a model must be a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")
 
 
 # ---- processes that end or fork

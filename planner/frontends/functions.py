@@ -52,6 +52,24 @@ def expanded(nodes: Iterable[NodeProto], functions: Mapping[tuple[str, str, str]
         yield node, count(node, 0)
 
 
+def called(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> list[FunctionProto]:
+    """The functions that nodes call, also in sub-graphs and through others; each behind those that it calls itself."""
+    known = {(f.domain, f.name, f.overload): f for f in functions}
+    found: dict[tuple[str, str, str], FunctionProto] = {}
+
+    def visit(inner: Iterable[NodeProto]) -> None:
+        for node in inner:
+            for graph in subgraphs(node):
+                visit(graph.node)
+            key = ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
+            if key in known and key not in found:
+                visit(known[key].node)
+                found[key] = known[key]
+
+    visit(nodes)
+    return list(found.values())
+
+
 def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:
     bound = bound | _bound(graph)
     for node in graph.node:

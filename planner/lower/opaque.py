@@ -9,7 +9,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, helper, numpy_helper
 
 from aspen_mp.planner.frontends import tensors
-from aspen_mp.planner.frontends.functions import subgraphs
+from aspen_mp.planner.frontends.functions import called, subgraphs
 from aspen_mp.planner.frontends.tensors import Store
 from aspen_mp.planner.ir.graph import Node, Tensor
 
@@ -55,7 +55,7 @@ def build(
     if any(n.op_type == "Scatter" for n in nodes):
         opsets = {**opsets, "": max(opsets.get("", 1), 11)}
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    model = helper.make_model(graph, opset_imports=imports, functions=list(functions))
+    model = helper.make_model(graph, opset_imports=imports, functions=[_filled(f, store) for f in called(nodes, functions)])
     return model.SerializeToString(), operands
 
 
@@ -83,6 +83,15 @@ def _whole(node: NodeProto, store: Store) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
     _fill(copy, store)
+    return copy
+
+
+def _filled(function: FunctionProto, store: Store) -> FunctionProto:
+    """The function with the data of its constants inside."""
+    copy = FunctionProto()
+    copy.CopyFrom(function)
+    for node in copy.node:
+        _fill(node, store)
     return copy
 
 

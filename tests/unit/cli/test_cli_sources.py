@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 import typer
 from onnx import TensorProto, helper, numpy_helper
@@ -108,3 +109,17 @@ def test_comparison() -> None:
     assert compare([want, None], [want, None], 0)["ok"]
     assert compare(np.zeros(0, np.float32), np.zeros(0, np.float32), 0)["ok"]
     assert compare(np.ones(2, ml_dtypes.bfloat16), np.ones(2, ml_dtypes.bfloat16), 0)["ok"]
+
+
+def test_files_that_join_networks(tmp_path: Path) -> None:
+    table = helper.make_tensor("table", TensorProto.FLOAT, [7, 2], np.zeros(14))
+    ends = [helper.make_tensor_value_info("ids", 6, ["n"])], [helper.make_tensor_value_info("y", 1, None)]
+    graph = helper.make_graph([helper.make_node("Gather", ["table", "ids"], ["y"])], "g", *ends, initializer=[table])
+    onnx.save(helper.make_model(graph), tmp_path / "a.onnx")
+    (tmp_path / "all.networks").write_text('{"networks": {"a": {"model": "a.onnx"}, "b": {"model": "a.onnx", "beside": "a"}}}')
+    source = sources.resolve(str(tmp_path / "all.networks"))
+    assert source.joins
+    assert source.index_limits() == {"a.ids": 7, "b.ids": 7}
+    with pytest.raises(typer.BadParameter, match="--check needs one"):
+        source.proto()
+    assert sources.bind_shape("a.ids", ("a.batch", "a.seq"), {}, 3, 5) == (3, 5)

@@ -1,0 +1,376 @@
+"""Networks that run together: periodic sources, networks behind or beside others (HaX-CoNN, section 5.1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from aspen_mp.client import arguments
+from aspen_mp.client.model_source import where
+from aspen_mp.shm.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import onnx
+
+    from aspen_mp.client.model import Model
+
+Results = Mapping[str, "npt.NDArray[Any]"]
+Feeds = Callable[[], Mapping[str, Any]] | Iterable[Mapping[str, Any]]
+Objective = Literal["latency", "throughput"]
+OBJECTIVES: Final = ("latency", "throughput")
+IN_FLIGHT: Final = {"latency": 1, "throughput": 2}
+"""Requests of a pipeline that run at a time: a second one fills what the first one leaves idle, and delays it."""
+_KEPT: Final = 1000
+"""Latest latencies, of which `status` gives quantiles."""
+
+
+class Network:
+    """A network of a workload, as `Workload.add` returns it. `name`: what inputs and outputs of it begin with."""
+
+    def __init__(self, workload: Workload, name: str, entry: dict[str, Any], on_result: Callable[[Results], object] | None) -> None:
+        self.name = name
+        self._workload = workload
+        self._entry = entry
+        self._on_result = on_result
+
+    def __repr__(self) -> str:
+        return f"<Network {self.name!r}>"
+
+
+class _Pipeline:
+    """A source and all that is behind or beside it: one model, whose requests one thread sends."""
+
+    def __init__(self, source: Network, every_s: float | None, feeds: Feeds | None) -> None:
+        self.source = source
+        self.every_s = every_s
+        self.feeds = feeds
+        self.networks = [source]
+        self.model: Model | None = None
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0}
+        self.latencies: deque[float] = deque(maxlen=_KEPT)
+        self.lock = threading.Lock()
+        self.began = self.ended = 0.0
+
+    def named(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays by the names of the whole: a plain name is an input of the source."""
+        if not isinstance(feeds, Mapping):
+            raise TypeError(f"feeds of network {self.source.name!r} must give dicts {{input: array}}, not {type(feeds).__name__}")
+        assert self.model is not None
+        known = {info.name for info in self.model.inputs}
+        return {name if name in known else f"{self.source.name}.{name}": array for name, array in feeds.items()}
+
+    def deliver(self, results: Results) -> None:
+        """Each network's results to who wants them, by their own names."""
+        for network in self.networks:
+            if network._on_result is not None:
+                begin = network.name + "."
+                network._on_result({name.removeprefix(begin): array for name, array in results.items() if name.startswith(begin)})
+
+    def description(self) -> dict[str, Any]:
+        """For `Workload.status`."""
+        with self.lock:
+            counts, latencies, running_s = dict(self.counts), list(self.latencies), self.ended - self.began
+        p50, p99 = (float(np.quantile(latencies, q)) if latencies else None for q in (0.5, 0.99))
+        return {
+            "networks": [network.name for network in self.networks],
+            "every_ms": None if self.every_s is None else self.every_s * 1e3,
+            **counts,
+            "per_s": counts["results"] / running_s if running_s > 0 else 0.0,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "error": None if self.error is None else str(self.error),
+        }
+
+
+class Workload:
+    """Networks that run together, as `Runtime.workload` makes it.
+
+    A network added without `after` and `beside` is a *source*. A source and all networks behind or beside it form a *pipeline*, which runs
+    as one model. Inputs that several of its networks read exist once. What one network gives another is not copied, and no network waits
+    for more of another than it reads. Each pipeline has a thread, which takes inputs, sends requests and hands out results.
+    """
+
+    def __init__(self, load: Callable[..., Model], objective: Objective) -> None:
+        """`load`: that of the runtime."""
+        self._load = load
+        self._objective = arguments.one_of("objective", objective, OBJECTIVES)
+        self._networks: dict[str, Network] = {}
+        self._pipelines: dict[str, _Pipeline] = {}
+        self._folder: str | None = None
+        self._stopping = threading.Event()
+        self._started = False
+
+    # ---- describing
+
+    def add(
+        self,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        *,
+        name: str | None = None,
+        every_ms: float | None = None,
+        feeds: Feeds | None = None,
+        after: Network | None = None,
+        beside: Network | None = None,
+        inputs: Mapping[str, str] | None = None,
+        on_result: Callable[[Results], object] | None = None,
+    ) -> Network:
+        """Add a network.
+
+        Args:
+            model: As of `Runtime.load`.
+            name: What the network is called; letters, digits and underscores. None: the name of its file.
+            every_ms: Of a source: milliseconds between its requests. None: the next one is sent as soon as a result is there.
+            feeds: Of a source: a function that returns {input: array} for a request, or an iterable of such dicts, whose end ends the
+                pipeline. Inputs of other networks of the pipeline are called NETWORK.INPUT. None: `run` sends the requests.
+            after: A network whose outputs this one reads.
+            beside: A network whose inputs this one reads, too.
+            inputs: {input: "NETWORK.TENSOR"}: which output or input of another network of the pipeline an input is. Inputs that are not
+                named here are found by name among those of `after` and `beside`.
+            on_result: Called with {output: array} of this network for each request, in the pipeline's thread.
+
+        Returns:
+            The network, to be named by `after` and `beside` of others.
+
+        Raises:
+            ValueError: A name that is taken or has other characters, or `every_ms` or `feeds` of a network that is no source.
+            RequestError: The workload has been started.
+        """
+        if self._folder is not None:
+            raise RequestError("a workload that has been started cannot grow. Make another one beside it")
+        path, data, label = where(model)
+        name = _valid(name or "".join(c if c.isalnum() else "_" for c in label), self._networks)
+        links = {arguments.text("an input", own): arguments.text("its source", link) for own, link in (inputs or {}).items()}
+        entry: dict[str, Any] = {"model": path or data, "inputs": links}
+        for relation, other in (("after", after), ("beside", beside)):
+            if other is not None:
+                if not isinstance(other, Network) or other._workload is not self:
+                    raise ValueError(f"{relation} must be a network that `add` of this workload returned, not {other!r}")
+                entry[relation] = other.name
+        network = Network(self, name, entry, on_result)
+        if after is None and beside is None:
+            self._pipelines[name] = _Pipeline(network, _period(every_ms), feeds)
+        elif every_ms is not None or feeds is not None:
+            raise ValueError(f"network {name!r} runs when its source does: every_ms and feeds belong to a network without after and beside")
+        else:
+            pipelines = {self._pipeline_of(other).source.name: other for other in (after, beside) if other is not None}
+            if len(pipelines) > 1:
+                raise ValueError(f"network {name!r} belongs to two pipelines, those of {' and '.join(map(repr, pipelines))}")
+            self._pipelines[next(iter(pipelines))].networks.append(network)
+        self._networks[name] = network
+        return network
+
+    def _pipeline_of(self, network: Network) -> _Pipeline:
+        return next(pipeline for pipeline in self._pipelines.values() if network in pipeline.networks)
+
+    # ---- running
+
+    def load(self) -> None:
+        """Load and plan all pipelines, which `start` and `run` do otherwise.
+
+        Raises:
+            RequestError: There is no network.
+            AspenError: What `Runtime.load` raises; ModelInvalidError where networks do not fit each other.
+        """
+        if self._folder is not None:
+            return
+        if not self._pipelines:
+            raise RequestError("the workload has no network. Add one first")
+        self._folder = tempfile.mkdtemp(prefix="aspen-mp-workload-")
+        try:
+            for source, pipeline in self._pipelines.items():
+                path = self._written(self._folder, source, pipeline)
+                name = ", ".join(network.name for network in pipeline.networks)
+                pipeline.model = self._load(path, name=name, instances=IN_FLIGHT[self._objective])
+        except BaseException:
+            self.stop()
+            raise
+
+    def _written(self, folder: str, source: str, pipeline: _Pipeline) -> str:
+        """The file that describes a pipeline. Models that are no files get one beside it."""
+        networks: dict[str, Any] = {}
+        for network in pipeline.networks:
+            entry = dict(network._entry)
+            if isinstance(entry["model"], bytes):
+                Path(folder, f"{network.name}.onnx").write_bytes(entry["model"])
+                entry["model"] = f"{network.name}.onnx"
+            networks[network.name] = entry
+        path = Path(folder, f"{source}.networks")
+        path.write_text(json.dumps({"networks": networks}), encoding="utf-8")
+        return str(path)
+
+    def start(self) -> None:
+        """Load what is not loaded, and begin to send the requests of every source that has `feeds`.
+
+        Raises:
+            RequestError: The workload was started before, or no source has `feeds`.
+            AspenError: As of `load`.
+        """
+        if self._started:
+            raise RequestError("the workload has been started already")
+        if all(pipeline.feeds is None for pipeline in self._pipelines.values()):
+            raise RequestError("no source of the workload has feeds. Give `add` feeds=…, or send requests with `run`")
+        self.load()
+        self._started = True
+        for pipeline in self._pipelines.values():
+            if pipeline.feeds is not None:
+                name = f"aspen-mp {pipeline.source.name}"
+                pipeline.thread = threading.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
+                pipeline.thread.start()
+
+    def run(self, source: Network, feeds: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Run a pipeline once.
+
+        Args:
+            source: The source of the pipeline.
+            feeds: {input: array}, as of `add`.
+
+        Returns:
+            {NETWORK.OUTPUT: array}, of all networks of the pipeline.
+
+        Raises:
+            RequestError: An input is missing or does not fit, or `source` is no source of this workload.
+            AspenError: As of `load` and `Model.run`.
+        """
+        pipeline = self._pipelines.get(source.name)
+        if pipeline is None or pipeline.source is not source:
+            raise RequestError(f"network {source.name!r} is no source of this workload")
+        self.load()
+        assert pipeline.model is not None
+        return pipeline.model.run(pipeline.named(feeds))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until every pipeline has come to the end of its feeds.
+
+        Args:
+            timeout: Seconds. None: without limit.
+
+        Returns:
+            Whether all have.
+
+        Raises:
+            BaseException: What ended a pipeline early: an error of a request, of `feeds` or of `on_result`.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        for pipeline in self._pipelines.values():
+            if pipeline.thread is not None:
+                pipeline.thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        for pipeline in self._pipelines.values():
+            if pipeline.error is not None:
+                raise pipeline.error
+        return all(pipeline.thread is None or not pipeline.thread.is_alive() for pipeline in self._pipelines.values())
+
+    def status(self) -> list[dict[str, Any]]:
+        """Say what every pipeline has done.
+
+        Returns:
+            For each: `networks`, `every_ms`, `requests` and `results` so far, `skipped` (times at which the request before was still
+            running), `late` (results later than the next period began), `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest
+            latencies, from the time at which the request was due), `error`.
+        """
+        return [pipeline.description() for pipeline in self._pipelines.values()]
+
+    def stop(self) -> None:
+        """End all pipelines, once their requests in flight have ended, and unload their models."""
+        self._stopping.set()
+        for pipeline in self._pipelines.values():
+            if pipeline.thread is not None and pipeline.thread is not threading.current_thread():
+                pipeline.thread.join()
+        for pipeline in self._pipelines.values():
+            if pipeline.model is not None:
+                pipeline.model.unload()
+                pipeline.model = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Workload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    # ---- the thread of a pipeline
+
+    def _drive(self, pipeline: _Pipeline) -> None:
+        """Sends a pipeline's requests. What goes wrong ends this pipeline, and no other."""
+        waiting: deque[tuple[float, Any]] = deque()
+        pipeline.began = pipeline.ended = time.monotonic()
+        try:
+            for due, feeds in self._due(pipeline):
+                while len(waiting) >= IN_FLIGHT[self._objective]:
+                    self._take(pipeline, *waiting.popleft())
+                assert pipeline.model is not None
+                with pipeline.lock:
+                    pipeline.counts["requests"] += 1
+                alone = IN_FLIGHT[self._objective] == 1  # nobody changes the inputs before the result is there
+                waiting.append((due, pipeline.model.submit(pipeline.named(feeds), copy=not alone)))
+                if alone:
+                    self._take(pipeline, *waiting.popleft())
+            while waiting:
+                self._take(pipeline, *waiting.popleft())
+        except BaseException as error:
+            pipeline.error = error
+            for _, future in waiting:
+                future.cancel()
+
+    def _take(self, pipeline: _Pipeline, due: float, future: Any) -> None:
+        results = future.result()
+        with pipeline.lock:
+            pipeline.ended = time.monotonic()
+            took = pipeline.ended - due
+            pipeline.counts["results"] += 1
+            pipeline.counts["late"] += pipeline.every_s is not None and took > pipeline.every_s
+            pipeline.latencies.append(took * 1e3)
+        pipeline.deliver(results)
+
+    def _due(self, pipeline: _Pipeline) -> Iterator[tuple[float, Mapping[str, Any]]]:
+        """When each request is due, once it is, and its inputs. Times that have passed meanwhile are skipped."""
+        feeds = pipeline.feeds
+        assert feeds is not None
+        items = iter(feeds, None) if callable(feeds) else iter(feeds)
+        due = time.monotonic()
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if pipeline.every_s is not None:
+                missed = int((now - due) / pipeline.every_s) if now > due else 0
+                with pipeline.lock:
+                    pipeline.counts["skipped"] += missed
+                due += missed * pipeline.every_s
+                if self._stopping.wait(max(0.0, due - now)):
+                    return
+            else:
+                due = now
+            item = next(items, None)
+            if item is None:
+                return
+            yield due, item
+            if pipeline.every_s is not None:
+                due += pipeline.every_s
+
+
+def _valid(name: str, taken: Mapping[str, Network]) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a network's name must have letters, digits and underscores only and begin with no digit, not {name!r}")
+    if name in taken:
+        raise ValueError(f"the workload has a network {name!r} already. Give this one another name")
+    return name
+
+
+def _period(every_ms: float | None) -> float | None:
+    seconds = arguments.seconds("every_ms", every_ms)
+    if seconds is not None and seconds <= 0:
+        raise ValueError(f"every_ms must be more than 0, not {every_ms}")
+    return None if seconds is None else seconds / 1e3

@@ -1,0 +1,184 @@
+"""Networks that run together: pipelines against their networks one by one, sources and their threads, what is refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import small_models
+from onnx import TensorProto, helper, numpy_helper
+
+import aspen_mp
+from aspen_mp.errors import ModelInvalidError, RequestError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+X = np.ones((4, 16), np.float32)
+WIDE = 6
+
+
+def network(kind: str, rng: np.random.Generator, opset: int) -> tuple[onnx.ModelProto, Any]:
+    """A network y = f(x) on rows of `WIDE` numbers, and f in numpy. All have names in common."""
+    w = rng.integers(-2, 3, (WIDE, WIDE)).astype(np.float32)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", WIDE]) for name in ("x", "y")]
+    imports, functions = [helper.make_opsetid("", opset)], []
+    if kind == "layer":
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "product"), helper.make_node("Relu", ["h"], ["y"], "relu")]
+        what = lambda x: np.maximum(x @ w, 0)  # noqa: E731
+    elif kind == "function":
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "product"), helper.make_node("own", ["h"], ["y"], "call", domain="mine")]
+        op = str(rng.choice(["Neg", "Abs"]))
+        body = [helper.make_node(op, ["a"], ["b"], "body")]
+        functions = [helper.make_function("mine", "own", ["a"], ["b"], body, [helper.make_opsetid("", opset)])]
+        imports.append(helper.make_opsetid("mine", 1))
+        what = lambda x: (np.negative if op == "Neg" else np.abs)(x @ w)  # noqa: E731
+    else:
+        branches = {
+            name: helper.make_graph(
+                [helper.make_node("MatMul", ["x", "w"], ["h"], "product"), helper.make_node(op, ["h"], ["r"], "in_branch")],
+                name,
+                [],
+                [helper.make_tensor_value_info("r", TensorProto.FLOAT, ["rows", WIDE])],
+            )
+            for name, op in (("then_branch", "Abs"), ("else_branch", "Neg"))
+        }
+        nodes = [
+            helper.make_node("ReduceSum", ["x"], ["sum"], "sum", keepdims=0),
+            helper.make_node("Greater", ["sum", "zero"], ["positive"], "compare"),
+            helper.make_node("If", ["positive"], ["y"], "choose", **branches),
+        ]
+        what = lambda x: np.abs(x @ w) if x.sum() > 0 else -(x @ w)  # noqa: E731
+    constants = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.array(0, np.float32), "zero")]
+    graph = helper.make_graph(nodes, kind, ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=8), what
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pipelines_give_what_their_networks_give(shared_runtime: aspen_mp.Runtime, tmp_path: Path, seed: int) -> None:
+    """Drawn networks behind and beside each other, of several opsets, with functions of one name, from files and from bytes."""
+    rng = np.random.default_rng(seed)
+    workload = shared_runtime.workload()
+    x = rng.integers(-3, 4, (int(rng.integers(1, 5)), WIDE)).astype(np.float32)
+    values: dict[str, Array] = {}
+    added: list[aspen_mp.client.workload.Network] = []
+    read: dict[str, Array] = {}
+    for k in range(int(rng.integers(2, 6))):
+        model, what = network(str(rng.choice(["layer", "function", "branches"])), rng, int(rng.integers(13, 20)))
+        source: Any = model
+        if rng.random() < 0.5:
+            source = tmp_path / f"model{k}.onnx"
+            onnx.save(model, source, save_as_external_data=bool(rng.random() < 0.5), location=f"model{k}.bin", size_threshold=0)
+        relation, other = str(rng.choice(["after", "beside"])), added[int(rng.integers(len(added)))] if added else None
+        found = x if other is None else values[other.name] if relation == "after" else read[other.name]
+        added.append(workload.add(source, name=f"n{k}", **({} if other is None else {relation: other})))
+        read[f"n{k}"], values[f"n{k}"] = found, what(found.astype(np.float64))
+    with workload:
+        results = workload.run(added[0], {"x": x})
+    assert results.keys() == {f"{name}.y" for name in values}
+    for name, value in values.items():
+        np.testing.assert_array_equal(results[f"{name}.y"], value.astype(np.float32), err_msg=name)
+
+
+def test_several_inputs_and_outputs_by_name(shared_runtime: aspen_mp.Runtime) -> None:
+    """Inputs that no other network gives are given by NETWORK.INPUT; `inputs` goes before names that are alike."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("a", "b", "s", "d")]
+    nodes = [helper.make_node("Add", ["a", "b"], ["s"]), helper.make_node("Sub", ["a", "b"], ["d"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:2], ends[2:]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    a, b, c = (np.array(v, np.float32) for v in ([1, 2], [10, 20], [100, 200]))
+    with shared_runtime.workload() as workload:
+        first = workload.add(model, name="first")
+        workload.add(model, name="second", beside=first, inputs={"a": "first.d"})
+        workload.add(model, name="third", after=first, inputs={"b": "first.s"})
+        results = workload.run(first, {"a": a, "b": b, "third.a": c})
+    assert np.array_equal(results["second.s"], (a - b) + b)
+    assert np.array_equal(results["third.d"], c - (a + b))
+
+
+def test_sources_send_requests_until_their_feeds_end(shared_runtime: aspen_mp.Runtime) -> None:
+    model = small_models.mlp()
+    once = shared_runtime.load(model).run({"x": X})
+    items = iter([{"x": X}] * 5)
+    found: dict[str, list[Any]] = {"every": [], "function": []}
+    with shared_runtime.workload(objective="throughput") as workload:
+        workload.add(model, name="every", every_ms=1, feeds=[{"x": X}] * 7, on_result=found["every"].append)
+        workload.add(model, name="function", feeds=lambda: next(items, None), on_result=found["function"].append)
+        workload.start()
+        assert workload.wait()
+        with pytest.raises(RequestError, match="started already"):
+            workload.start()
+        every, function = workload.status()
+    assert [len(results) for results in found.values()] == [7, 5]
+    for results in (*found["every"], *found["function"]):
+        assert results.keys() == once.keys()
+        for name, value in once.items():
+            assert np.array_equal(results[name], value)
+    assert (every["networks"], every["every_ms"], every["requests"], every["results"]) == (["every"], 1.0, 7, 7)
+    assert (function["requests"], function["results"], function["skipped"], function["late"], function["error"]) == (5, 5, 0, 0, None)
+    assert function["p50_ms"] <= function["p99_ms"]
+
+
+def test_stop_ends_sources_that_never_end(shared_runtime: aspen_mp.Runtime) -> None:
+    came = threading.Event()
+    workload = shared_runtime.workload()
+    workload.add(small_models.mlp(), name="endless", every_ms=1, feeds=lambda: {"x": X}, on_result=lambda _: came.set())
+    workload.add(small_models.mlp(), name="rare", every_ms=3_600_000, feeds=lambda: {"x": X})
+    workload.start()
+    assert came.wait(60)
+    assert not workload.wait(0.001)
+    workload.stop()
+    workload.stop()
+    endless, rare = workload.status()
+    assert endless["requests"] == endless["results"] > 0
+    assert rare["requests"] == 1
+
+
+@pytest.mark.parametrize("where", ["feeds", "result", "request"])
+def test_an_error_ends_its_pipeline_alone(shared_runtime: aspen_mp.Runtime, where: str) -> None:
+    model, done = small_models.mlp(), []
+
+    def fail(*_: Any) -> None:
+        raise KeyError(where)
+
+    feeds: Any = fail if where == "feeds" else [{"x": X if where == "result" else X[:, :3]}] * 3
+    with shared_runtime.workload() as workload:
+        workload.add(model, name="bad", feeds=feeds, on_result=fail if where == "result" else None)
+        workload.add(model, name="good", feeds=[{"x": X}] * 3, on_result=done.append)
+        workload.start()
+        with pytest.raises(RequestError if where == "request" else KeyError, match="'bad.x'" if where == "request" else where):
+            workload.wait()
+        assert len(done) == 3
+        bad, good = workload.status()
+    assert bad["error"] is not None
+    assert good["error"] is None
+
+
+def test_what_cannot_be_meant_is_refused(shared_runtime: aspen_mp.Runtime) -> None:
+    model = small_models.mlp()
+    with pytest.raises(ValueError, match="objective must be"):
+        shared_runtime.workload(objective="speed")  # type: ignore[arg-type]
+    workload, other = shared_runtime.workload(), shared_runtime.workload()
+    with pytest.raises(RequestError, match="no source of the workload has feeds"):
+        workload.start()
+    with pytest.raises(RequestError, match="has no network"):
+        workload.load()
+    a, stranger = workload.add(model, name="a"), other.add(model, name="a")
+    for arguments, message in (
+        ({"name": "a"}, "has a network 'a' already"),
+        ({"name": "a.b"}, "letters, digits and underscores"),
+        ({"name": "b", "every_ms": 0}, "more than 0"),
+        ({"name": "b", "after": stranger}, "of this workload"),
+        ({"name": "b", "beside": "a"}, "of this workload"),
+        ({"name": "b", "after": a, "every_ms": 5}, "belong to a network without after and beside"),
+        ({"name": "b", "after": a, "feeds": []}, "belong to a network without after and beside"),
+        ({"name": "b", "after": a, "beside": workload.add(model, name="c")}, "belongs to two pipelines"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            workload.add(model, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="no source of this workload"):
+        workload.run(stranger, {"x": X})
+    workload.add(model, name="d", after=a, inputs={"x": "a.nothing"})
+    with pytest.raises(ModelInvalidError, match=r"'a\.nothing', which is no"):
+        workload.load()
