@@ -148,7 +148,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->slot = r->slot;
   i->sequence = ASPEN_SLOT_SEQUENCE(r->word);
   i->class_ = r->class_;
-  i->order = aspen_order(r->class_, ++s->control->claim.ticket); /* under the claim lock */
+  i->order = aspen_order(r->class_, 0, ++s->control->claim.ticket); /* under the claim lock */
   i->offset = r->offset;
   i->extent = r->extent;
   i->needed = 0;

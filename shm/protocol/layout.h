@@ -18,7 +18,9 @@
 #define ASPEN_MAX_WORKERS 256   /* rows of the ready pool; a runtime uses max_workers of them */
 #define ASPEN_LANES 16          /* requests whose tiles a row of the ready pool keeps apart; more than those share */
 #define ASPEN_CLASSES 3         /* request priorities: high, normal, low */
-#define ASPEN_TICKET_BITS 62    /* of a request's order: its class stands above them */
+#define ASPEN_CLASS_SHIFT 62    /* of a request's order: its class stands above, … */
+#define ASPEN_ORDER_UNTIMED ((uint64_t)1 << 61) /* … this bit says that it has no deadline, … */
+#define ASPEN_ORDER_KEY (ASPEN_ORDER_UNTIMED - 1) /* … and these bits are its key */
 #define ASPEN_DEPTHS 21         /* depth bins: queues a lane */
 #define ASPEN_MAX_PLANS 1024
 #define ASPEN_MAX_INSTANCES 4096
@@ -487,7 +489,7 @@ _Static_assert(sizeof(struct aspen_doorbell) <= ASPEN_PAGE, "doorbell");
 _Static_assert(sizeof(struct aspen_trace_record) == 32, "trace record");
 _Static_assert(sizeof(struct aspen_trace_ring) == ASPEN_LINE, "trace ring");
 _Static_assert(ASPEN_DEPTHS <= 32 && ASPEN_LANES < 32, "a bit for each queue and lane");
-_Static_assert(ASPEN_CLASSES <= 4 && ASPEN_TICKET_BITS == 62, "a class fits above the ticket");
+_Static_assert(ASPEN_CLASSES <= 4 && ASPEN_CLASS_SHIFT == 62, "a class fits above the key");
 _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
 ASPEN_LINE_AT(aspen_control, signals);
 ASPEN_LINE_AT(aspen_control, idle);

@@ -41,8 +41,13 @@ static inline uint32_t aspen_random(uint32_t *state) {
   return *state = x;
 }
 
-/* The place of a request among all: by class, then by age. Lower orders run first; never 0. Within a request, shallow tiles go first. */
-static inline uint64_t aspen_order(uint32_t class_, uint64_t ticket) { return (uint64_t)class_ << ASPEN_TICKET_BITS | ticket; }
+/* The place of a request among all: by class, then those with a deadline before those without, then by `key` (docs/protocol/pool.md, "Order"). Lower orders run
+ * first. Keys are larger than 0, so no order is 0. Two requests may have the same one: then they share a lane. Within a request, shallow tiles go first. */
+static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
+  return (uint64_t)class_ << ASPEN_CLASS_SHIFT | (timed ? 0 : ASPEN_ORDER_UNTIMED) | (key & ASPEN_ORDER_KEY);
+}
+static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
+static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
 
 /* ------------------------------------------------------------------------------------------------ lock */
 

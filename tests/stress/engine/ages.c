@@ -57,7 +57,7 @@ static void one_row(uint32_t n_requests) {
   static uint64_t there[REQUESTS * TILES];
   static uint8_t in[REQUESTS + 1][TILES];
   uint32_t n = 0;
-  for (uint32_t r = 1; r <= n_requests; r++) control.instance[r].order = aspen_order(below(ASPEN_CLASSES), 1 + below(1000) * REQUESTS + r);
+  for (uint32_t r = 1; r <= n_requests; r++) control.instance[r].order = aspen_order(below(ASPEN_CLASSES), (int)below(2), 1 + below(1000) * REQUESTS + r);
   memset(in, 0, sizeof in);
   for (uint32_t turn = 0; turn < 20000; turn++) {
     uint32_t request = 1 + below(n_requests), tile = below(TILES);
@@ -95,9 +95,9 @@ static uint64_t takes(uint32_t w) {
 
 /* Request 1 is older than 2, 3 has a higher class. */
 static void several_rows(void) {
-  control.instance[1].order = aspen_order(1, 7);
-  control.instance[2].order = aspen_order(1, 9);
-  control.instance[3].order = aspen_order(0, 11);
+  control.instance[1].order = aspen_order(1, 0, 7);
+  control.instance[2].order = aspen_order(1, 0, 9);
+  control.instance[3].order = aspen_order(0, 0, 11);
   control.claim.running = 3;
   push(1, tile_of(1, 20)), push(0, tile_of(2, 0));
   check(takes(0) == tile_of(1, 20) && takes(0) == tile_of(2, 0), "an older request's tile is taken from another row first, however deep");
@@ -118,7 +118,7 @@ static void several_rows(void) {
   check(takes(0) == tile_of(1, 40) && takes(0) == tile_of(2, 0), "of two rows that of the oldest request");
   control.row[1].lock = 2;
   push(0, tile_of(2, 0));
-  control.row[1].first = aspen_order(1, 7);
+  control.row[1].first = aspen_order(1, 0, 7);
   check(takes(0) == tile_of(2, 0), "a thief does not wait for a lock");
   control.row[1].lock = 0, control.row[1].first = 0;
   control.signals.steal = 0;
