@@ -3,6 +3,7 @@
 from aspen_mp.shm.errors import (
     AspenError,
     ConfigError,
+    DeadlineMissed,
     ExternalDataError,
     ModelInvalidError,
     ModelParseError,
@@ -23,6 +24,7 @@ from aspen_mp.shm.errors import (
 __all__ = [
     "AspenError",
     "ConfigError",
+    "DeadlineMissed",
     "ExternalDataError",
     "ModelInvalidError",
     "ModelParseError",

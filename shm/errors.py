@@ -76,5 +76,20 @@ class RequestTimeout(RequestError, TimeoutError):
     """The request did not finish in the time given; it has been cancelled."""
 
 
+class DeadlineMissed(RequestError, TimeoutError):
+    """The request cannot be done by its deadline, or the deadline has passed; the message names model and deadline, and says what to do.
+
+    Attributes:
+        deadline_ms (float): What the request was given, in milliseconds from its submission.
+        predicted_ms (float | None): When the result would have come, in milliseconds from the submission, if that was predicted and the
+            request was refused for it. Nothing of it has run. Infinite: no time can be given.
+        late_ms (float | None): How long after the deadline the request was dropped, in milliseconds. None if it was refused.
+    """
+
+    deadline_ms: float = 0.0
+    predicted_ms: float | None = None
+    late_ms: float | None = None
+
+
 class RequestCancelled(RequestError):
     """The request was cancelled."""

@@ -443,7 +443,7 @@ static inline void aspen_dse_look_at_weights(struct aspen_dse *d, uint32_t id) {
   if (!aspen_dse_torn(d, &d->s.control->plan[i->plan])) return;
   d->s.drained = 1; /* the planner process is to look as well */
   uint64_t fault = aspen_load_relaxed(&i->fault);
-  if ((uint32_t)fault != ASPEN_E_CANCELLED && (uint32_t)fault != ASPEN_E_CLIENT_GONE)
+  if ((uint32_t)fault != ASPEN_E_CANCELLED && (uint32_t)fault != ASPEN_E_CLIENT_GONE && (uint32_t)fault != ASPEN_E_EXPIRED)
     (void)aspen_cas_seq(&i->fault, fault, (uint64_t)ASPEN_E_PLAN_GONE | (uint64_t)ASPEN_NONE << 32);
 }
 
@@ -519,6 +519,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   aspen_stat_store(&me->current, item);
   uint64_t began = 0;
   uint32_t skipped = ASPEN_TRACE_SKIPPED;
+  if (aspen_overdue(i)) aspen_fail(&d->s, id, ASPEN_E_EXPIRED, ASPEN_NONE, 0, NULL, 0);
   if (!aspen_load_relaxed(&i->fault)) {
     const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
     uint32_t op = p->view.tiles[tile].op;
@@ -559,6 +560,13 @@ static inline int aspen_dse_unwanted(const struct aspen_dse *d) {
   return aspen_unwanted(d->s.control, i, aspen_client_mapped(&d->s, i->client)) != ASPEN_E_OK;
 }
 
+/* Why nobody wants the result of a request. */
+static inline uint32_t aspen_dse_given_up(const struct aspen_dse *d, uint32_t id) {
+  const struct aspen_instance *i = &d->s.control->instance[id];
+  uint32_t error = aspen_unwanted(d->s.control, i, aspen_client_mapped(&d->s, i->client));
+  return error == ASPEN_E_EXPIRED ? error : ASPEN_E_CANCELLED;
+}
+
 /* Python has executed the opaque tile. */
 static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, uint32_t error, uint64_t needed, const char *message,
                                             uint32_t message_bytes) {
@@ -570,8 +578,9 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   aspen_dse_unpaced(d, d->lap - began);
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
+  if (error == ASPEN_E_CANCELLED) error = aspen_dse_given_up(d, id); /* Python saw only that nobody wants it */
   if (error) {
-    if (error != ASPEN_E_CANCELLED) aspen_stat_add(&aspen_me(&d->s)->faults, 1);
+    if (error != ASPEN_E_CANCELLED && error != ASPEN_E_EXPIRED) aspen_stat_add(&aspen_me(&d->s)->faults, 1);
     aspen_fail(&d->s, id, error, op, needed, message, message_bytes);
   }
   int r = aspen_dse_finish(d, item);

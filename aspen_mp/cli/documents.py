@@ -171,8 +171,22 @@ class LivePlan(Document):
     bytes: int
 
 
+class Scheduled(Document):
+    """What workers count of a model's requests. `requests`: ended, one for each stage; `queue_s`, `run_s`: seconds in all, from submission
+    to start and from there to the end; `missed`: ended after their deadline; `refused`: their deadline could not be met; `expired`: it
+    passed while they waited."""
+
+    requests: int
+    queue_s: float
+    run_s: float
+    missed: int
+    refused: int
+    expired: int
+
+
 class LoadedModel(Document):
-    """A model. `clients`: how many hold it; `planning`: plans that are being made; `doing`: how far its planning process is."""
+    """A model. `clients`: how many hold it; `planning`: plans that are being made; `doing`: how far its planning process is; `share`: its
+    weight where core time is short."""
 
     id: int
     name: str
@@ -181,6 +195,8 @@ class LoadedModel(Document):
     clients: int
     planning: int
     doing: Step | None
+    share: float
+    scheduled: Scheduled
     weight_bytes: int
     plans: list[LivePlan]
 
@@ -195,6 +211,7 @@ class Requests(Document):
     cancelled: int
     lost: int
     refused: int
+    missed: int
     seconds: Histogram
 
 
@@ -273,6 +290,21 @@ class Activity(Document):
     steals_per_s: float
 
 
+class ModelLook(Document):
+    """A model between two looks. `queue_ms`, `run_ms`: means, from submission to start and from there to the end; the last three count
+    requests that ended after their deadline, were refused because of it, or waited until it had passed."""
+
+    id: int
+    name: str
+    share: float
+    requests_per_s: float
+    queue_ms: float
+    run_ms: float
+    missed: int
+    refused: int
+    expired: int
+
+
 class Look(Document):
     """`aspen-mp top`: one line for each look."""
 
@@ -286,6 +318,7 @@ class Look(Document):
     queued: int
     clients: int
     models: list[str]
+    of_models: list[ModelLook]
     machine: Cores
     recovery: Recovery
     events: list[Event]

@@ -133,7 +133,10 @@ def _show_status(report: dict[str, Any]) -> None:
     for key, value in report.items():
         if key in ("runtime", "workers", "events") or not value:
             continue
-        rows = value if isinstance(value, list) else [{key: name, **row} for name, row in value.items() if isinstance(row, dict)]
+        if key == "models":
+            rows = [_with_means(model) for model in value]
+        else:
+            rows = value if isinstance(value, list) else [{key: name, **row} for name, row in value.items() if isinstance(row, dict)]
         output.out.print()
         if isinstance(value, dict) and len(rows) < len(value):
             output.facts(_plain_items(value), title=key.capitalize())
@@ -144,6 +147,13 @@ def _show_status(report: dict[str, Any]) -> None:
     if events:
         output.out.print()
         output.table("Events", ("time", "event", ""), (_event(event) for event in events[-MOST_EVENTS:]))
+
+
+def _with_means(model: dict[str, Any]) -> dict[str, Any]:
+    """A model with what has become of its requests, beside its other facts."""
+    counts = model["scheduled"]
+    means = {f"{part}_ms": 1e3 * counts[f"{part}_s"] / max(1, counts["requests"]) for part in ("queue", "run")}
+    return {**model, "requests": counts["requests"], **means, **{key: counts[key] for key in ("missed", "refused", "expired")}}
 
 
 def _event(event: dict[str, Any]) -> list[str]:

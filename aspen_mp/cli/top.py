@@ -14,6 +14,7 @@ from aspen_mp.cli.interrupt import Pause
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 EVENTS = 6
 
@@ -96,10 +97,41 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         "queued": scheduler["queued"],
         "clients": len(now["clients"]),
         "models": [model["name"] for model in now["models"]],
+        "of_models": _of_models(before, now, seconds),
         "machine": now["machine"],
         "recovery": now["recovery"],
         "events": now["events"][-EVENTS:],
     }
+
+
+def _of_models(before: dict[str, Any], now: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+    """What has become of each model's requests meanwhile; times are means, in ms."""
+    then = {model["id"]: model["scheduled"] for model in before["models"]}
+    found = []
+    for model in now["models"]:
+        old = then.get(model["id"], {})
+        counts = {key: value - old.get(key, 0) for key, value in model["scheduled"].items()}
+        found.append(
+            {
+                **{"id": model["id"], "name": model["name"], "share": model["share"], "requests_per_s": counts["requests"] / seconds},
+                **{f"{part}_ms": 1e3 * counts[f"{part}_s"] / max(1, counts["requests"]) for part in ("queue", "run")},
+                **{key: counts[key] for key in ("missed", "refused", "expired")},
+            }
+        )
+    return found
+
+
+def _models_table(models: list[dict[str, Any]]) -> Table:
+    """A row for each model."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("model", "share", "requests/s", "queue ms", "run ms", "missed", "refused", "expired"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for model in models:
+        numbers = (f"{model['share']:g}", f"{model['requests_per_s']:.1f}", f"{model['queue_ms']:.2f}", f"{model['run_ms']:.2f}")
+        table.add_row(model["name"], *numbers, *(str(model[key] or "") for key in ("missed", "refused", "expired")))
+    return table
 
 
 def _losses(recovery: dict[str, Any]) -> str:
@@ -155,4 +187,5 @@ def _screen(found: dict[str, Any], width: int = WIDE) -> RenderableType:
     for event in found["events"]:
         facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "level", "event"))
         lines.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']} {facts}", style="dim"))
-    return Group(Text(head, style="bold"), table, *lines)
+    models = [_models_table(found["of_models"])] if found["of_models"] else []
+    return Group(Text(head, style="bold"), table, *models, *lines)

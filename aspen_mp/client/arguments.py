@@ -13,6 +13,8 @@ from numbers import Real
 from reprlib import repr as short
 from typing import Any, Final, TypeVar
 
+from aspen_mp.control.wire.protocol import LEAST_SHARE, MOST_SHARE
+
 T = TypeVar("T", bound=str)
 
 MOST_WORKERS: Final = 256
@@ -87,6 +89,26 @@ def seconds(what: str, value: Any) -> float | None:
     if math.isnan(number) or number < 0:
         raise ValueError(f"{what} must be at least 0 seconds, not {number:g}")
     return number if number < ENDLESS_S else None
+
+
+def milliseconds(what: str, value: Any) -> int:
+    """A time of more than 0 milliseconds, in nanoseconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number of milliseconds or None, not {short(value)} ({type(value).__name__})")
+    number = float(value)
+    if math.isnan(number) or number <= 0:
+        raise ValueError(f"{what} must be more than 0 milliseconds, not {number:g}")
+    return max(1, int(min(number, ENDLESS_S * 1e3) * 1e6))
+
+
+def share(what: str, value: Any) -> float:
+    """A weight of models beside each other."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, not {short(value)} ({type(value).__name__})")
+    number = float(value)
+    if not LEAST_SHARE <= number <= MOST_SHARE:  # NaN as well
+        raise ValueError(f"{what} must be from {LEAST_SHARE:g} to {MOST_SHARE:g}, not {number:g}")
+    return number
 
 
 def grace(what: str, value: Any) -> float:

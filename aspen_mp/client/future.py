@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
 
 from aspen_mp.client.deadlines import deadlines
-from aspen_mp.shm.errors import RequestTimeout
+from aspen_mp.shm.bindings import _tally
+from aspen_mp.shm.bindings._channel import Urgency
+from aspen_mp.shm.errors import DeadlineMissed, RequestTimeout
+
+NO_PREDICTION_NS: Final = 10**18
+"""A prediction of so long is none."""
 
 
 def too_late(model: str, timeout: float | None) -> RequestTimeout:
     """What becomes of a request whose result is not there in time."""
     return RequestTimeout(f"model {model!r}: the request did not finish within {timeout:g} s and was cancelled")
+
+
+def refused(model: str, urgency: Urgency, predicted_ns: int) -> DeadlineMissed:
+    """What becomes of a request whose result is predicted after its deadline, `predicted_ns` after its submission."""
+    deadline_ms = urgency.span_ns / 1e6
+    known = predicted_ns < NO_PREDICTION_NS
+    predicted_ms = max(predicted_ns / 1e6, deadline_ms) if known else math.inf
+    expected = f"the result is predicted after {predicted_ms:.3g} ms" if known else "too many requests run to predict a time"
+    error = DeadlineMissed(
+        f"model {model!r}: the deadline of {deadline_ms:g} ms cannot be met, {expected}; nothing of the request has run. Submit it later, "
+        'with more time or a higher priority, add workers, or pass on_late="run"'
+    )
+    error.deadline_ms, error.predicted_ms = deadline_ms, predicted_ms
+    return error
+
+
+def expired(model: str, urgency: Urgency) -> DeadlineMissed:
+    """What becomes of a request whose deadline has passed."""
+    deadline_ms = urgency.span_ns / 1e6
+    late_ms = max(0.0, (_tally.now() - urgency.due_ns) / 1e6)
+    error = DeadlineMissed(
+        f"model {model!r}: the deadline of {deadline_ms:g} ms has passed and the request was dropped. Give it more time or a higher "
+        'priority, add workers, or pass on_late="run" to get late results'
+    )
+    error.deadline_ms, error.late_ms = deadline_ms, late_ms
+    return error
 
 
 class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):

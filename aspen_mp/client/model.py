@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client import arguments, link
-from aspen_mp.client.future import RequestFuture, too_late
+from aspen_mp.client.future import RequestFuture, expired, too_late
 from aspen_mp.client.link import Link
 from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests.buffers import InputBuffers
@@ -26,13 +26,16 @@ from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms,
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
 from aspen_mp.shm.bindings import _control, _tally
-from aspen_mp.shm.errors import QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.bindings._channel import Urgency
+from aspen_mp.shm.errors import DeadlineMissed, QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
 
 if TYPE_CHECKING:
     from aspen_mp.client.requests._fast_path import FastPath
     from aspen_mp.client.session import Session
 
 PRIORITIES: Final = _control.PRIORITIES
+OnLate = Literal["drop", "run"]
+_PLAIN: Final = {name: Urgency(level) for name, level in PRIORITIES.items()}
 Started = TypeVar("Started")
 
 
@@ -166,6 +169,8 @@ class Model:
         *,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
     ) -> dict[str, npt.NDArray[Any]]:
         """Run the model once and return its outputs.
 
@@ -181,28 +186,39 @@ class Model:
             outputs: Names of the outputs to return. None: all.
             timeout: Seconds. None: no limit.
             priority: "high", "normal" or "low". Requests of a lower class wait for those of a higher one.
+            deadline_ms: When the result is needed, in milliseconds from now. Within a class the request with the earliest deadline goes
+                first, and those with deadlines before those without. None: any time.
+            on_late: What becomes of a request with a deadline that cannot be met. "drop": DeadlineMissed, at once where the time can be
+                predicted, or when the deadline passes. "run": the result comes late, and requests whose deadlines can be met go first.
 
         Returns:
             {output name: array}. Arrays are fresh. Large ones lie in the runtime's shared memory until nobody refers to them any more.
 
         Raises:
             RequestError: A name, dtype or shape does not fit, or an operator failed; the message names model and tensor or node.
-            RequestTimeout: The result was not there in time; the request has been cancelled.
+            RequestTimeout: The result was not there within `timeout`; the request has been cancelled.
+            DeadlineMissed: The deadline cannot be met, or has passed.
             QueueFull: As many requests wait as `max_queued` allows.
             RuntimeLost: The runtime is gone.
             TypeError, ValueError: An argument has a type or a value that no model could take.
         """
-        level = _priority(priority)
+        urgency = _urgency(priority) if deadline_ms is None else _urgency(priority, deadline_ms, on_late)
         if feeds.__class__ is not dict:
             feeds = self._signature.named(feeds)
         if outputs is not None:
             outputs = self._signature.wanted(outputs)
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
+        if urgency.drops:
+            timeout = _sooner(timeout, urgency)
         deadline = None if timeout is None else time.monotonic() + timeout
         began = self._begins(deadline)
         try:
-            results = self._answer(feeds, outputs, level, timeout, deadline)
+            results = self._answer(feeds, outputs, urgency, timeout, deadline)
+        except RequestTimeout as late:
+            error = expired(self.name, urgency) if urgency.drops and not urgency.left() else late
+            self._ends(began, _outcome(error))
+            raise error from None
         except BaseException as error:
             self._ends(began, _outcome(error))
             raise
@@ -210,14 +226,14 @@ class Model:
         return results
 
     def _answer(
-        self, feeds: Any, outputs: Sequence[str] | None, level: int, timeout: float | None, deadline: float | None
+        self, feeds: Any, outputs: Sequence[str] | None, urgency: Urgency, timeout: float | None, deadline: float | None
     ) -> dict[str, npt.NDArray[Any]]:
         """`run`, once the request counts: by the way that the last one took, or whatever it needs, as often as the runtime is lost."""
         losses = 0
         path = self._fast_path
         if path is not None:
             try:
-                results = path.run(feeds, outputs, level, timeout)
+                results = path.run(feeds, outputs, urgency, timeout)
                 if results is not None:
                     return results
             except Stale:
@@ -228,7 +244,7 @@ class Model:
         arrays = self._check(feeds)
         while True:
             try:
-                return self._run(arrays, outputs, level, deadline)
+                return self._run(arrays, outputs, urgency, deadline)
             except RequestTimeout:
                 raise too_late(self.name, timeout) from None
             except RuntimeLost as lost:
@@ -256,17 +272,19 @@ class Model:
             raise lost
         return losses
 
-    def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, deadline: float | None) -> dict[str, npt.NDArray[Any]]:
+    def _run(
+        self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, deadline: float | None
+    ) -> dict[str, npt.NDArray[Any]]:
         tree = self._ready(deadline)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         stage = tree.single(arrays)
         if stage is not None:
             self._fast_path = stage.fast_path
             try:
-                return stage.run(arrays, level, timeout, names)
+                return stage.run(arrays, urgency, timeout, names)
             except Stale:
                 tree.stale(stage)
-        results = tree.run(arrays, timeout, level, None)
+        results = tree.run(arrays, timeout, urgency, None)
         stage = tree.single(arrays)
         self._fast_path = None if stage is None else stage.fast_path
         return results if names is None else {name: results[name] for name in names}
@@ -278,6 +296,8 @@ class Model:
         *,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
     ) -> RequestFuture:
         """Start a request and return its future at once.
@@ -289,6 +309,8 @@ class Model:
             outputs: As of `run`.
             timeout: Seconds from now. A request without a result by then is cancelled, and its future fails with RequestTimeout.
             priority: As of `run`.
+            deadline_ms: As of `run`. A future whose deadline cannot be met fails with DeadlineMissed.
+            on_late: As of `run`.
             copy: Whether inputs are copied before this returns, except for `input_buffers`. False: nobody changes them before the result
                 is there, so that those in shared memory are read in place, as in `run`.
 
@@ -300,17 +322,20 @@ class Model:
             QueueFull: As many requests wait as `max_queued` allows.
         """
         limit = None if timeout is None else arguments.seconds("timeout", timeout)
-        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy, limit)
+        urgency = _urgency(priority, deadline_ms, on_late)
+        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), urgency, copy, limit)
 
     def _start(
-        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True, timeout: float | None = None
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, copy: bool = True, timeout: float | None = None
     ) -> RequestFuture:
         arrays = self._check(feeds)
         future = RequestFuture()
-        request = _Request(names, level, future, copy)
+        request = _Request(names, urgency, future, copy)
         future.began = self._begins(wait=False)
         future.ended, future.left = self._over, self._park
-        if timeout is not None:
+        if urgency.drops and (timeout is None or urgency.left() < timeout):
+            future.limit(urgency.left(), lambda: expired(self.name, urgency))
+        elif timeout is not None:
             future.limit(timeout, lambda: too_late(self.name, timeout))
         try:
             return self._started(request, arrays)
@@ -341,15 +366,15 @@ class Model:
 
         if stage is None:
             stays = arrays if copied or not request.copy else _copied(arrays, tree.session.held)
-            tree.submit(stays, request.level, request.names, request.future, lost, borrow=not request.copy)
+            tree.submit(stays, request.urgency, request.names, request.future, lost, borrow=not request.copy)
             return
         known = stage
 
         def again(kept: dict[str, Any]) -> None:
             tree.stale(known)
-            tree.submit(kept, request.level, request.names, request.future, lost)
+            tree.submit(kept, request.urgency, request.names, request.future, lost)
 
-        stage.submit(arrays, request.level, request.names, request.future, again, lost, borrow=not request.copy)
+        stage.submit(arrays, request.urgency, request.names, request.future, again, lost, borrow=not request.copy)
 
     def _lost(self, request: _Request, error: RuntimeLost, kept: dict[str, Any]) -> bool:
         """The runtime was lost with this request in it. Whether it is submitted again."""
@@ -396,6 +421,8 @@ class Model:
         *,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
     ) -> dict[str, npt.NDArray[Any]]:
         """Run the model once, for asyncio. Cancelling the task cancels the request.
@@ -408,22 +435,25 @@ class Model:
             outputs: As of `run`.
             timeout: As of `submit`.
             priority: As of `run`.
+            deadline_ms: As of `run`.
+            on_late: As of `run`.
             copy: As of `submit`.
 
         Returns:
             {output name: array}, as of `run`.
 
         Raises:
-            RequestError, RequestTimeout, QueueFull, RuntimeLost: As of `run`.
+            RequestError, RequestTimeout, DeadlineMissed, QueueFull, RuntimeLost: As of `run`.
         """
         import asyncio
 
         named, names = self._signature.named(feeds), self._signature.wanted(outputs)
         limit = None if timeout is None else arguments.seconds("timeout", timeout)
-        return await asyncio.wrap_future(await self._start_soon(named, names, _priority(priority), copy, limit))
+        urgency = _urgency(priority, deadline_ms, on_late)
+        return await asyncio.wrap_future(await self._start_soon(named, names, urgency, copy, limit))
 
     async def _start_soon(
-        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool, timeout: float | None = None
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, copy: bool, timeout: float | None = None
     ) -> RequestFuture:
         """`_start` for an event loop. Where there is no room for the request yet, a thread sees to it: to be given shared memory takes
         milliseconds, and tenths of a second where it is much."""
@@ -437,7 +467,7 @@ class Model:
                 arrays = _copied(arrays)  # the caller's other tasks may change them meanwhile
                 while not stage.has_room() and await asyncio.to_thread(stage.make_room):
                     pass  # another task may have been given it
-        return self._start(arrays, names, level, copy, timeout)
+        return self._start(arrays, names, urgency, copy, timeout)
 
     # ---- inputs without copies
 
@@ -492,6 +522,8 @@ class Model:
         ordered: Literal[True] = True,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
@@ -507,6 +539,8 @@ class Model:
         ordered: bool,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
@@ -521,6 +555,8 @@ class Model:
         ordered: bool = True,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
@@ -540,6 +576,8 @@ class Model:
             ordered: True: results in the order of the items. False: each as soon as it is there, as ``(index of the item, result)``.
             timeout: Seconds for each item, from when it was taken.
             priority: As of `run`.
+            deadline_ms: As of `run`, for each item, from when it was taken.
+            on_late: As of `run`.
             copy: As of `submit`. An iterable that fills `concurrency` buffers in turn never meets one in use, as long as results come in
                 order.
             return_exceptions: Whether an item's error takes the place of its result, and the rest goes on. Errors of the iterable, and
@@ -550,7 +588,7 @@ class Model:
             An iterator of {output name: array}. It has `close`, works as a context manager, and may be used from several threads. Closing
             or forgetting it cancels what is in flight.
         """
-        submit = self._for_items(self._start, outputs, priority, copy)
+        submit = self._for_items(self._start, outputs, (priority, deadline_ms, on_late), copy)
         return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
 
     def map_async(
@@ -562,6 +600,8 @@ class Model:
         ordered: bool = True,
         timeout: float | None = None,
         priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
@@ -578,6 +618,8 @@ class Model:
             ordered: As of `map`.
             timeout: As of `map`.
             priority: As of `run`.
+            deadline_ms: As of `map`.
+            on_late: As of `run`.
             copy: As of `submit`.
             return_exceptions: As of `map`.
             progress: As of `map`.
@@ -585,15 +627,20 @@ class Model:
         Returns:
             An asynchronous iterator of what `map` gives.
         """
-        submit = self._for_items(self._start_soon, outputs, priority, copy)
+        submit = self._for_items(self._start_soon, outputs, (priority, deadline_ms, on_late), copy)
         return stream_async(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
 
     def _for_items(
-        self, start: Callable[[Any, Sequence[str] | None, int, bool], Started], outputs: Sequence[str] | None, priority: str, copy: bool
+        self,
+        start: Callable[[Any, Sequence[str] | None, Urgency, bool], Started],
+        outputs: Sequence[str] | None,
+        urgency: tuple[str, float | None, OnLate],
+        copy: bool,
     ) -> Callable[[Any], Started]:
-        """The function that starts a request with an item, by `_start` or `_start_soon`."""
-        names, level = self._signature.wanted(outputs), _priority(priority)
-        return lambda item: start(self._signature.item(item), names, level, copy)
+        """The function that starts a request with an item, by `_start` or `_start_soon`. `urgency`: the arguments of `_urgency`."""
+        names = self._signature.wanted(outputs)
+        _urgency(*urgency)  # wrong ones are refused now
+        return lambda item: start(self._signature.item(item), names, _urgency(*urgency), copy)
 
     def _terms(self, concurrency: int | None, ordered: bool, timeout: float | None, return_exceptions: bool, progress: Progress) -> Terms:
         """The arguments of `map` and `map_async`, checked."""
@@ -707,12 +754,12 @@ class Model:
 class _Request:
     """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost; `copy`: its inputs may change."""
 
-    __slots__ = ("copy", "future", "level", "losses", "names")
+    __slots__ = ("copy", "future", "losses", "names", "urgency")
 
-    def __init__(self, names: Sequence[str] | None, level: int, future: RequestFuture, copy: bool) -> None:
+    def __init__(self, names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, copy: bool) -> None:
         self.copy = copy
         self.names = names
-        self.level = level
+        self.urgency = urgency
         self.future = future
         self.losses = 0
 
@@ -721,6 +768,8 @@ def _outcome(error: BaseException) -> int:
     """How a request has ended that raised this, as an index of `_tally.OUTCOMES`."""
     if isinstance(error, RequestTimeout):
         return 2
+    if isinstance(error, DeadlineMissed):
+        return 6
     if isinstance(error, RequestCancelled | KeyboardInterrupt):
         return 3
     return 4 if isinstance(error, RuntimeLost) else 1
@@ -751,8 +800,17 @@ def _release(session: Session, tree: StageTree, number: int) -> None:
             session.memory.trim()
 
 
-def _priority(name: str) -> int:
+def _urgency(priority: str, deadline_ms: float | None = None, on_late: OnLate = "drop") -> Urgency:
+    """What requests are told of when they go; a deadline counts from now."""
     try:
-        return PRIORITIES[name]
+        plain = _PLAIN[priority]
     except (KeyError, TypeError):
-        raise RequestError(f"priority {name!r} is unknown. Give one of {', '.join(map(repr, PRIORITIES))}") from None
+        raise RequestError(f"priority {priority!r} is unknown. Give one of {', '.join(map(repr, PRIORITIES))}") from None
+    runs_on = on_late != "drop" and arguments.one_of("on_late", on_late, ("drop", "run")) == "run"
+    return plain if deadline_ms is None else Urgency(plain.level, arguments.milliseconds("deadline_ms", deadline_ms), runs_on)
+
+
+def _sooner(timeout: float | None, urgency: Urgency) -> float:
+    """Seconds until a time-out or a deadline, whichever comes first."""
+    left = urgency.left()
+    return left if timeout is None else min(timeout, left)

@@ -33,13 +33,14 @@ class ModelSource:
         winograd: bool,
         accuracy: Accuracy,
         planning: Experiment = AUTOMATIC,
+        share: float = 1.0,
         *,
         keep: bool = False,
     ) -> None:
         self._path = path
         self._data = data
         self._keep = keep
-        self._options = (name, instances, precision, winograd, accuracy, planning)
+        self._options = (name, instances, precision, winograd, accuracy, planning, share)
         self._stamp = _stamp(path) if path and keep else ()
 
     @property

@@ -187,6 +187,7 @@ class Runtime:
         winograd: bool | None = None,
         accuracy: Accuracy | None = None,
         stacks: bool = True,
+        share: float = 1.0,
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
@@ -207,6 +208,8 @@ class Runtime:
                 times; "fast", whatever is fastest. The choice follows from the weights alone.
             stacks: Whether layers that do not mix channels may run depth first, several in one kernel, where that is predicted to be
                 faster. Results have the same bits either way.
+            share: How much core time its requests get beside those of other models of the same priority class, when there is not enough:
+                twice as much with 2.0 as with 1.0. Each client that uses a model gets this share of its own. From 0.01 to 100.
             planning: How long to search for tiles. Results have the same bits.
             progress: Called as ``progress(step, done, total)`` while the model is loaded.
 
@@ -238,6 +241,7 @@ class Runtime:
         accuracy = arguments.one_of("accuracy", defaults.accuracy if accuracy is None else accuracy, ACCURACIES)
         shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
         stacks = arguments.flag("stacks", stacks)
+        share = arguments.share("share", share)
         planning = Planning() if planning is None else planning
         if not isinstance(planning, Planning):
             raise TypeError(f"planning must be an aspen_mp.planner.job.options.Planning, not {planning!r} ({type(planning).__name__})")
@@ -245,7 +249,7 @@ class Runtime:
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = where(model)
         chosen = planning.checked(stacks=stacks)
-        source = ModelSource(path, data, name or label, instances, precision, winograd, accuracy, chosen, keep=self._link.revives)
+        source = ModelSource(path, data, name or label, instances, precision, winograd, accuracy, chosen, share, keep=self._link.revives)
         del data
         losses = 0
         while True:

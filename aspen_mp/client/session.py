@@ -44,7 +44,9 @@ class Waiting:
 
     __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
 
-    def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone, extent: int = 0) -> None:
+    def __init__(
+        self, plan: int, generation: int, data: int, offset: int, priority: _channel.Urgency, on_done: OnDone, extent: int = 0
+    ) -> None:
         self.plan = plan
         self.generation = generation
         self.data = data
@@ -133,12 +135,13 @@ class Session:
         winograd: bool,
         accuracy: Accuracy,
         planning: Experiment,
+        share: float,
         progress: ProgressCallback | None,
     ) -> protocol.Loaded:
         """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
         fds = () if path else (fd,)
         loaded, _ = self.control.call(
-            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning, accuracy),
+            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning, accuracy, share),
             protocol.Loaded,
             fds=fds,
             progress=progress,
@@ -242,7 +245,7 @@ class Session:
         generation: int,
         data: int,
         offset: int,
-        priority: int,
+        priority: _channel.Urgency,
         timeout: float | None,
         on_left: Callable[[], None],
         stop: TicketWatcher | None = None,
@@ -330,7 +333,7 @@ class Session:
 
     def leave(self, ticket: int, on_left: Callable[[], None]) -> None:
         """The resolver waits for what nobody else waits for."""
-        waiting = Waiting(0, 0, 0, 0, 0, lambda _: on_left())
+        waiting = Waiting(0, 0, 0, 0, _channel.Urgency(0), lambda _: on_left())
         waiting.ticket = ticket
         try:
             self.channel.cancel(ticket)

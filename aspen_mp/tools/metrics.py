@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 """How long a scrape waits for a runtime: less than Prometheus waits for the scrape."""
+_SCHEDULED = {
+    "requests": ("requests", "Requests that workers ended, one for each stage."),
+    "queue_s": ("queue_seconds", "Time of these requests from submission to start."),
+    "run_s": ("run_seconds", "Time of these requests from start to end."),
+    "missed": ("deadlines_missed", "Requests that ended after their deadline."),
+    "refused": ("deadlines_refused", "Requests that were refused because their deadline could not be met."),
+    "expired": ("deadlines_expired", "Requests whose deadline passed while they waited."),
+}
 _ACTIVITIES = ("kernel", "schedule", "search", "sleep")
 
 
@@ -101,12 +109,17 @@ def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     weights = GaugeMetricFamily("aspen_mp_model_weight_bytes", "Packed weights, one copy for all clients.", labels=labels)
     users = GaugeMetricFamily("aspen_mp_model_clients", "Clients that have the model loaded.", labels=labels)
     plans = GaugeMetricFamily("aspen_mp_model_plans", "Plans of the model, one for each shape and stage.", labels=labels)
+    share = GaugeMetricFamily("aspen_mp_model_share", "Weight of the model where core time is short.", labels=labels)
+    of = {key: CounterMetricFamily(f"aspen_mp_model_{name}", text, labels=labels) for key, (name, text) in _SCHEDULED.items()}
     for model in models:
         who = (model["name"], str(model["id"]))
+        share.add_metric(who, model["share"])
+        for key, family in of.items():
+            family.add_metric(who, model["scheduled"][key])
         weights.add_metric(who, model["weight_bytes"])
         users.add_metric(who, model["clients"])
         plans.add_metric(who, len(model["plans"]))
-    yield from (weights, users, plans)
+    yield from (weights, users, plans, share, *of.values())
 
 
 def _requests(status: Mapping[str, Any]) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ class Offered(Protocol):
     data: int
     offset: int
     extent: int
-    priority: int
+    priority: Urgency
     ticket: int
     handed_over: bool
 
@@ -23,7 +23,8 @@ OfferedT = TypeVar("OfferedT", bound=Offered)
 
 class Result(NamedTuple):
     """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` the plan's op that failed (-1: none); `needed` the bytes of
-    the OBJECT result that did not fit; times are CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
+    the OBJECT result that did not fit, or with TOO_LATE the nanoseconds that the request would have taken; times are CLOCK_MONOTONIC
+    nanoseconds (0 where it did not get that far)."""
 
     error: int
     op: int
@@ -35,6 +36,27 @@ class Result(NamedTuple):
 
 FINE: Result
 """A request that ended well."""
+
+@final
+class Urgency:
+    """When a request goes: its priority class, and its deadline if it has one. The same object serves a request in all of its stages and
+    attempts, since the deadline counts from when the object was made.
+
+    `level`: 0 high, 1 normal, 2 low. `span_ns`: nanoseconds that the request has in all, 0: any time. `due_ns`: when that is over, as
+    CLOCK_MONOTONIC says it, 0: never. `runs_on`: the result is wanted, late or not."""
+
+    level: int
+    span_ns: int
+    due_ns: int
+    runs_on: bool
+
+    def __init__(self, level: int, span_ns: int = 0, runs_on: bool = False) -> None:
+        """RequestError: there is no such level."""
+    @property
+    def drops(self) -> bool:
+        """Whether the request is dropped when it is late."""
+    def left(self) -> float:
+        """Seconds until the deadline; 0.0 when it has passed."""
 
 @final
 class ClientChannel:
@@ -60,11 +82,18 @@ class ClientChannel:
     @property
     def closed(self) -> bool:
         """The planner process has dropped this client."""
-    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, extent: int = 0) -> int:
+    def submit(self, plan: int, generation: int, data: int, offset: int, priority: Urgency | int = 1, extent: int = 0) -> int:
         """Publishes a request, wakes a worker if one sleeps; returns the ticket. `extent`: of the dimension that its plan leaves open.
         ResourceLimitError: `capacity` requests are in flight."""
     def offer(
-        self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None, extent: int = 0
+        self,
+        plan: int,
+        generation: int,
+        data: int,
+        offset: int,
+        priority: Urgency | int = 1,
+        taken: list[int] | None = None,
+        extent: int = 0,
     ) -> int:
         """As `submit`, but -1 where `capacity` requests are in flight. `taken` gets the ticket, too, before Ctrl-C can come between the
         request and its ticket."""

@@ -25,8 +25,9 @@ cdef extern from "submit.h" nogil:
         uint32_t client, closed, completions, waiters
         aspen_slot slot[256]
     struct aspen_request:
-        uint32_t plan, generation, data, class_, extent
-        uint64_t offset
+        uint32_t plan, generation, data, class_, extent, runs_on
+        uint64_t offset, span_ns
+    uint64_t aspen_now_ns()
     uint32_t aspen_load_acquire(uint32_t *)
     uint32_t aspen_add_seq(uint32_t *, uint32_t)
     int aspen_futex_wake(uint32_t *, uint32_t)
@@ -46,6 +47,38 @@ _SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, an
 Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
 Result.__module__ = __name__
 FINE = Result(0, -1, 0, "", 0, 0, 0)
+
+
+cdef class Urgency:
+    cdef readonly int level
+    cdef readonly uint64_t due_ns, span_ns
+    cdef readonly bint runs_on
+
+    def __init__(self, level, span_ns=0, runs_on=False):
+        if not 0 <= level < ASPEN_CLASSES:
+            raise RequestError(f"priority {level} is not in 0 … {ASPEN_CLASSES - 1}")
+        self.level = level
+        self.span_ns = span_ns
+        self.runs_on = runs_on
+        self.due_ns = aspen_now_ns() + self.span_ns if self.span_ns else 0
+
+    @property
+    def drops(self):
+        return self.due_ns != 0 and not self.runs_on
+
+    def left(self):
+        cdef uint64_t now = aspen_now_ns()
+        return (self.due_ns - now) / 1e9 if self.due_ns > now else 0.0
+
+    cdef void ask(self, aspen_request *r) noexcept:
+        """What a slot says of it; the deadline counts from now."""
+        cdef uint64_t now
+        r.class_ = self.level
+        r.span_ns = r.runs_on = 0
+        if self.due_ns:
+            now = aspen_now_ns()
+            r.span_ns = self.due_ns - now if self.due_ns > now else 1
+            r.runs_on = self.runs_on
 
 
 cdef class ClientChannel:
@@ -91,13 +124,13 @@ cdef class ClientChannel:
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
     def offer(self, plan, generation, data, offset, priority=1, list taken=None, extent=0):
-        if not 0 <= priority < ASPEN_CLASSES:
-            raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
         cdef aspen_request r
+        if type(priority) is not Urgency:
+            priority = Urgency(priority)
+        (<Urgency>priority).ask(&r)
         r.plan = plan
         r.generation = generation
         r.data = data
-        r.class_ = priority
         r.offset = offset
         r.extent = extent
         if self.closed:

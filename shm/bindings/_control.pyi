@@ -28,6 +28,10 @@ TRACE_RINGS: int
 """Offset of a trace segment's ring headers."""
 TRACE_RECORDS: int
 """Offset of a trace segment's records."""
+MODEL_COUNTS: tuple[str, ...]
+"""What is counted of a model's requests: "requests" (ended, one for each stage), "queue_s" and "run_s" (seconds in all, from submission to
+start and from there to the end), "missed" (ended after their deadline), "refused" (the deadline could not be met), "expired" (it passed
+while they waited)."""
 PRIORITIES: dict[str, int]
 """high 0, normal 1, low 2"""
 
@@ -78,8 +82,13 @@ class ControlTable:
         """The index that the client's submissions use for this data segment."""
     def drop_data(self, client: int, index: int) -> None:
         """Takes the index away; the segment comes back from collect() when no running request uses it."""
-    def add_plan(self, segment: int, weights: list[int], arenas: list[int]) -> tuple[int, int]:
-        """Makes a plan known: (plan, generation), with one instance for each arena segment."""
+    def add_plan(
+        self, segment: int, weights: list[int], arenas: list[int], *, model: int = 0, share: float = 1.0, work_ns: float = 0.0
+    ) -> tuple[int, int]:
+        """Makes a plan known: (plan, generation), with one instance for each arena segment. `model`: whose it is, for turns and counts.
+        `share`: its weight beside other models. `work_ns`: what it expects of all its tiles on one core, 0: unknown."""
+    def model_counts(self) -> dict[int, dict[str, float]]:
+        """By model, of its plans so far: the numbers `MODEL_COUNTS`."""
     def plans(self) -> list[int]:
         """The plans that there are, also those that have been dropped and still run requests."""
     def plan(self, plan: int) -> dict[str, Any]:

@@ -46,10 +46,11 @@ cdef extern from "table.h" nogil:
         uint32_t waiting
         uint64_t first
     struct aspen_plan:
-        uint32_t state, generation, segment, n_weights, n_instances
+        uint32_t state, generation, segment, n_weights, n_instances, model, share
+        uint64_t core_ns, alone_ns, refused, expired
         uint32_t instance[32]
     struct aspen_instance:
-        uint64_t word, served, fault
+        uint64_t word, served, fault, queued_ns, ran_ns, missed
         uint32_t plan, arena, client
     struct aspen_client:
         uint32_t state, segment
@@ -99,6 +100,7 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_add_segment(aspen_control *, uint32_t, uint64_t)
     void aspen_drop_segment(aspen_control *, uint32_t)
     uint32_t aspen_add_plan(aspen_control *, uint32_t, const uint32_t *, uint32_t, const uint32_t *, uint32_t)
+    void aspen_plan_terms(aspen_control *, uint32_t, uint32_t, uint32_t, uint64_t)
     void aspen_drop_plan(aspen_control *, aspen_doorbell *, uint32_t)
     uint32_t aspen_collect_plan(aspen_control *, uint32_t, uint32_t *)
     uint32_t aspen_add_client(aspen_control *, uint32_t, aspen_client_segment *)
@@ -150,6 +152,8 @@ MAX_BORROWED = ASPEN_MAX_BORROWED
 ROLES = {"control": 1, "doorbell": 2, "client": 3, "data": 4, "plan": 5, "weights": 6, "arena": 7, "trace": 8}
 TRACE_RINGS = <size_t>&(<aspen_trace_segment *>0).ring[0]
 TRACE_RECORDS = sizeof(aspen_trace_segment)
+MODEL_COUNTS = ("requests", "queue_s", "run_s", "missed", "refused", "expired")
+MOST_PAST = 1024  # models whose counts outlive their plans
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 _ROLE_NAMES = {number: name for name, number in ROLES.items()}
 _POLICIES = {"fifo": 0, "lifo": 1, "random": 2}
@@ -275,6 +279,7 @@ cdef class ControlTable:
     cdef aspen_doorbell *bell
     cdef set _dying_plans, _dying_clients, _dying_data
     cdef object _served  # by plans that are no more
+    cdef dict _past  # by model: what its plans that are no more have counted
 
     def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100):
         if not 1 <= max_workers <= ASPEN_MAX_WORKERS:
@@ -285,6 +290,7 @@ cdef class ControlTable:
         self.bell = <aspen_doorbell *>self._bell_buf.view.buf
         self._dying_plans, self._dying_clients, self._dying_data = set(), set(), set()
         self._served = 0
+        self._past = {}
         if create:
             aspen_table_create(self.c, max_workers, spin_us * 1000)
 
@@ -343,7 +349,7 @@ cdef class ControlTable:
             raise ValueError(f"client {client} has no data segment {index}")
         self._dying_data.add(aspen_drop_data(self.c, k, index))
 
-    def add_plan(self, segment, weights, arenas):
+    def add_plan(self, segment, weights, arenas, *, model=0, share=1.0, work_ns=0.0):
         cdef uint32_t w[ASPEN_MAX_WEIGHTS]
         cdef uint32_t a[ASPEN_PLAN_INSTANCES]
         if len(weights) > ASPEN_MAX_WEIGHTS:
@@ -357,7 +363,29 @@ cdef class ControlTable:
         cdef uint32_t plan = aspen_add_plan(self.c, self._segment(segment, ("plan",)), w, len(weights), a, len(arenas))
         if not plan:
             raise ResourceLimitError(f"the runtime's tables are full ({ASPEN_MAX_PLANS - 1} plans, {ASPEN_MAX_INSTANCES - 1} instances): unload models")
+        aspen_plan_terms(self.c, plan, model, max(1, round(share * 1024)), <uint64_t>min(max(work_ns, 0.0), 1e18))
         return plan, self.c.plan[plan].generation
+
+    cdef list _counted(self, uint32_t plan):
+        """The numbers of MODEL_COUNTS."""
+        cdef aspen_plan *p = &self.c.plan[plan]
+        cdef aspen_instance *i
+        cdef uint64_t served = 0, queued = 0, ran = 0, missed = 0
+        cdef uint32_t k
+        for k in range(p.n_instances):
+            i = &self.c.instance[p.instance[k]]
+            served += aspen_stat_load(&i.served)
+            queued += aspen_stat_load(&i.queued_ns)
+            ran += aspen_stat_load(&i.ran_ns)
+            missed += aspen_stat_load(&i.missed)
+        return [served, queued / 1e9, ran / 1e9, missed, aspen_stat_load(&p.refused), aspen_stat_load(&p.expired)]
+
+    def model_counts(self):
+        found = {model: list(counts) for model, counts in self._past.items()}
+        for plan in self.plans():
+            model = self.c.plan[<uint32_t>plan].model
+            found[model] = [a + b for a, b in zip(found.get(model, [0] * 6), self._counted(plan))]
+        return {model: dict(zip(MODEL_COUNTS, counts)) for model, counts in found.items()}
 
     def plans(self):
         return [i for i in range(1, ASPEN_MAX_PLANS) if self.c.plan[i].state != ASPEN_PLAN_FREE]
@@ -383,6 +411,10 @@ cdef class ControlTable:
         for plan in sorted(self._dying_plans):
             n = aspen_collect_plan(self.c, plan, out)
             if n:
+                model = self.c.plan[<uint32_t>plan].model
+                self._past[model] = [a + b for a, b in zip(self._past.get(model, [0] * 6), self._counted(plan))]
+                if len(self._past) > MOST_PAST:
+                    del self._past[next(iter(self._past))]
                 self._dying_plans.discard(plan)
                 self._served += sum(aspen_stat_load(&self.c.instance[self.c.plan[<uint32_t>plan].instance[k]].served)
                                     for k in range(self.c.plan[<uint32_t>plan].n_instances))

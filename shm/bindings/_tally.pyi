@@ -10,7 +10,8 @@ from typing import Final, final
 from typing_extensions import Buffer
 
 OUTCOMES: Final[tuple[str, ...]]
-"""How requests end: "completed", "failed", "timed_out", "cancelled", "lost" (with the runtime), "refused" (too many waited)."""
+"""How requests end: "completed", "failed", "timed_out", "cancelled", "lost" (with the runtime), "refused" (too many waited),
+"missed" (the deadline could not be met, or passed)."""
 BYTES: Final[int]
 BOUNDS_S: Final[tuple[float, ...]]
 """Upper bounds of the histograms' buckets, in seconds: 65.5 µs, doubled up to 68.7 s. One more bucket has what is above."""

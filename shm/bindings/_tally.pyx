@@ -13,13 +13,14 @@ cdef enum:
     WORDS = 32
     MODEL = 0
     IN_FLIGHT = 1
-    OUTCOME = 2  # and the five behind it
-    SUM_NS = 8
-    BUCKET = 9  # and those behind it: 2^LEAST_BITS ns and less, twice as much each, then all above
+    OUTCOME = 2  # and the six behind it
+    REFUSED = 5
+    SUM_NS = 9
+    BUCKET = 10  # and those behind it: 2^LEAST_BITS ns and less, twice as much each, then all above
     BUCKETS = 22
     LEAST_BITS = 16
 
-OUTCOMES = ("completed", "failed", "timed_out", "cancelled", "lost", "refused")
+OUTCOMES = ("completed", "failed", "timed_out", "cancelled", "lost", "refused", "missed")
 BYTES = ROWS * WORDS * 8
 BOUNDS_S = tuple([(1 << (LEAST_BITS + k)) / 1e9 for k in range(BUCKETS - 1)])
 
@@ -94,7 +95,7 @@ cdef class Row:
 
     cdef void refused(self) noexcept:
         if self._tally.words != NULL:
-            self._tally.words[self._row * WORDS + OUTCOME + 5] += 1
+            self._tally.words[self._row * WORDS + OUTCOME + REFUSED] += 1
 
 
 cdef class Requests:
@@ -147,5 +148,5 @@ def read(bytes data):
     for i in range(ROWS):
         w = <const uint64_t *>start + i * WORDS
         if i == 0 or w[MODEL]:
-            rows.append((w[MODEL] if i else 0, w[IN_FLIGHT], [w[OUTCOME + k] for k in range(6)], w[SUM_NS], [w[BUCKET + k] for k in range(BUCKETS)]))
+            rows.append((w[MODEL] if i else 0, w[IN_FLIGHT], [w[OUTCOME + k] for k in range(7)], w[SUM_NS], [w[BUCKET + k] for k in range(BUCKETS)]))
     return rows

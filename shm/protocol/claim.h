@@ -4,15 +4,10 @@
 #define ASPEN_CLAIM_H
 #include <string.h>
 
+#include "admit.h"
 #include "complete.h"
 #include "doorbell.h"
 #include "station.h"
-
-/* A private copy of a slot: clients may change theirs at any time. */
-struct aspen_candidate {
-  uint32_t client, slot, word, plan, generation, class_, data, segment, extent;
-  uint64_t offset;
-};
 
 /* Moves the doorbell's bits into control memory and says that a look is due. */
 static inline void aspen_collect(struct aspen_station *s) {
@@ -54,6 +49,8 @@ static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const
   out->offset = aspen_load_relaxed(&slot->offset);
   out->data = aspen_load_relaxed(&slot->data);
   out->extent = aspen_load_relaxed(&slot->extent);
+  out->span_ns = aspen_stat_load(&slot->span_ns);
+  out->runs_on = aspen_stat_load(&slot->runs_on);
   if (aspen_load_seq(&client->state) != ASPEN_CLIENT_LIVE) return ASPEN_E_CLIENT_GONE;
   if (out->plan == 0 || out->plan >= ASPEN_MAX_PLANS) return ASPEN_E_BAD_PLAN;
   const struct aspen_plan *plan = &s->control->plan[out->plan];
@@ -126,12 +123,6 @@ static inline int aspen_seed(struct aspen_station *s) {
   return ASPEN_OK;
 }
 
-static inline uint32_t aspen_open_rows(const struct aspen_station *s) {
-  uint32_t n = 0;
-  for (uint32_t r = 0; r < s->control->signals.n_rows; r++) n += aspen_load_relaxed(&s->control->row[r].open) != 0;
-  return n ? n : 1;
-}
-
 /* Starts a candidate in a free instance. The instance's fields are written before CLAIMED, so that the planner process finds it when it looks
  * for the last requests of a plan, client or data segment that ends; the marks of such an end are looked at after CLAIMED. One of the two
  * sees the other. */
@@ -148,11 +139,14 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->slot = r->slot;
   i->sequence = ASPEN_SLOT_SEQUENCE(r->word);
   i->class_ = r->class_;
-  i->order = aspen_order(r->class_, 0, ++s->control->claim.ticket); /* under the claim lock */
+  i->order = aspen_place(r) | (++s->control->claim.ticket & ASPEN_ORDER_TIES); /* under the claim lock */
   i->offset = r->offset;
   i->extent = r->extent;
   i->needed = 0;
   i->started_ns = aspen_now_ns();
+  i->waited_ns = i->started_ns > r->submitted_ns ? i->started_ns - r->submitted_ns : 0;
+  i->deadline_ns = r->due_ns;
+  i->late_ns = r->deadline_ns && !r->runs_on ? r->deadline_ns : UINT64_MAX;
   aspen_store_relaxed(&i->fault, 0);
   if (!aspen_cas_seq(&i->word, free_word, ASPEN_STATE(generation, ASPEN_INSTANCE_CLAIMED))) return ASPEN_OK; /* as above */
   uint32_t error = ASPEN_E_OK;
@@ -174,6 +168,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
     s->drained = 1; /* as above */
     return ASPEN_OK;
   }
+  aspen_turn_taken(s, r, id, generation);
   aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
   aspen_add_seq(&s->control->claim.running, 1);
   aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING));
@@ -205,19 +200,20 @@ static inline void aspen_cancel_client(struct aspen_station *s, uint32_t client)
   }
 }
 
-/* High priority before low; within a class clients take turns, and each client's oldest goes first (by what it says: the slot's time). */
+/* By class, then by deadline, then by turn in virtual time (aspen_place). Among those that are equal clients take turns, and each client's oldest goes first (by what
+ * it says: the slot's time). */
 struct aspen_choice {
   struct aspen_candidate candidate;
-  uint64_t ns;
   uint32_t instance; /* 0: none yet */
   struct aspen_client_segment *client; /* as it was found: mapped until this process unmaps it, even if the client is freed meanwhile */
 };
 
-static inline int aspen_better(const struct aspen_candidate *a, uint64_t a_ns, const struct aspen_choice *b, uint32_t turn) {
+static inline int aspen_better(const struct aspen_candidate *a, const struct aspen_choice *b, uint32_t turn) {
   if (!b->instance) return 1;
-  if (a->class_ != b->candidate.class_) return a->class_ < b->candidate.class_;
+  uint64_t pa = aspen_place(a), pb = aspen_place(&b->candidate);
+  if (pa != pb) return pa < pb;
   uint32_t da = (a->client - turn) % ASPEN_MAX_CLIENTS, db = (b->candidate.client - turn) % ASPEN_MAX_CLIENTS;
-  return da != db ? da < db : a_ns < b->ns;
+  return da != db ? da < db : a->submitted_ns < b->candidate.submitted_ns;
 }
 
 /* Looks at one slot whose bit in `pending` or `cancel` was set. Answers what cannot run, notes what can. *left: it still waits. */
@@ -237,17 +233,22 @@ static inline int aspen_scan_slot(struct aspen_station *s, struct aspen_client_s
     aspen_or_seq(pending, bit);
   }
   cancel = cancel && cancelled == ASPEN_SLOT_SEQUENCE(r.word);
+  uint64_t predicted_ns = 0;
   uint32_t error = cancel ? (uint32_t)ASPEN_E_CANCELLED : aspen_candidate_read(s, c, &r);
   if (error == ASPEN_E_NOT_MAPPED) return ASPEN_ATTACH;
+  r.submitted_ns = aspen_stat_load(&slot->submitted_ns);
+  if (!error && r.span_ns) error = aspen_admit(s, &r, &predicted_ns);
   if (error) {
+    aspen_forget(&s->control->turns, &r);
     aspen_and_seq(pending, ~bit);
-    aspen_answer(c, number, r.word, error, ASPEN_NONE, 0, 0);
+    aspen_answer(c, number, r.word, error, ASPEN_NONE, predicted_ns, 0);
     return ASPEN_OK;
   }
   *left = 1;
-  uint64_t ns = aspen_stat_load(&slot->submitted_ns);
   uint32_t instance = aspen_free_instance(s, r.plan);
-  if (instance && aspen_better(&r, ns, choice, s->control->claim.turn)) *choice = (struct aspen_choice){r, ns, instance, c};
+  if (!instance) return ASPEN_OK;
+  r.turn = aspen_turn(&s->control->turns, &r, s->control->plan[r.plan].model);
+  if (aspen_better(&r, choice, s->control->claim.turn)) *choice = (struct aspen_choice){r, instance, c};
   return ASPEN_OK;
 }
 

@@ -3,8 +3,8 @@
 #define ASPEN_COMPLETE_H
 #include <string.h>
 
+#include "admit.h"
 #include "futex.h"
-#include "station.h"
 
 /* Marks a running instance as failed; the first fault counts. The message goes straight to the slot, which is the request's until DONE. */
 static inline int aspen_fail(struct aspen_station *s, uint32_t instance, uint32_t error, uint32_t op, uint64_t needed, const char *message,
@@ -22,12 +22,16 @@ static inline int aspen_fail(struct aspen_station *s, uint32_t instance, uint32_
   return 1;
 }
 
+/* The deadline of a request has passed that does not run on when it is late. Without a deadline it costs a look at a word that every tile reads. */
+static inline int aspen_overdue(const struct aspen_instance *i) { return aspen_order_timed(i->order) && aspen_now_ns() >= i->late_ns; }
+
 /* Whether nobody wants the result of the request that runs in an instance any more: the error that it will end with, 0: somebody does. It may be that no DSE
  * has looked yet, because all are in tiles. `c`: the client's segment, NULL: it is not mapped here. */
 static inline uint32_t aspen_unwanted(const struct aspen_control *control, const struct aspen_instance *i, const struct aspen_client_segment *c) {
   uint32_t error = (uint32_t)aspen_load_relaxed(&i->fault);
   if (error) return error;
   if (aspen_load_seq(&control->client[i->client % ASPEN_MAX_CLIENTS].state) != ASPEN_CLIENT_LIVE) return ASPEN_E_CLIENT_GONE;
+  if (aspen_overdue(i)) return ASPEN_E_EXPIRED;
   if (!c) return ASPEN_E_OK;
   const struct aspen_slot *slot = &c->slot[i->slot % ASPEN_SLOTS];
   return aspen_load_relaxed(&slot->cancel) == i->sequence && aspen_load_relaxed(&slot->word) == ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING)
@@ -51,6 +55,17 @@ static inline void aspen_answer(struct aspen_client_segment *c, uint32_t slot, u
   if (aspen_load_seq(&c->waiters)) aspen_futex_wake(&c->completions, INT_MAX);
 }
 
+/* What is learned from a request that ends. */
+static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance *i, uint32_t error) {
+  uint64_t now = aspen_now_ns(), ran = now > i->started_ns ? now - i->started_ns : 0;
+  aspen_stat_add(&i->queued_ns, i->waited_ns);
+  aspen_stat_add(&i->ran_ns, ran);
+  if (i->deadline_ns && now >= i->deadline_ns) aspen_stat_add(&i->missed, 1);
+  if (error) return;
+  if (i->deadline_ns) aspen_note_stretch(s->control, i, now);
+  aspen_note_alone(s, i, ran);
+}
+
 /* END was executed: every tile of the instance has been executed and every edge counted down, so nobody touches its arena any more (I10). */
 static inline void aspen_complete(struct aspen_station *s, uint32_t instance, uint32_t generation) {
   struct aspen_instance *i = &s->control->instance[instance];
@@ -58,7 +73,8 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
   aspen_stat_add(&aspen_me(s)->ends, 1);
   uint64_t fault = aspen_load_relaxed(&i->fault);
   uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan, data = i->data, index = i->data_index;
-  if (error == ASPEN_E_CANCELLED || error == ASPEN_E_CLIENT_GONE) aspen_stat_add(&aspen_me(s)->cancelled, 1);
+  aspen_note_end(s, i, error);
+  if (error == ASPEN_E_CANCELLED || error == ASPEN_E_CLIENT_GONE || error == ASPEN_E_EXPIRED) aspen_stat_add(&aspen_me(s)->cancelled, 1);
   else if (error && error != ASPEN_E_NEEDS_SPACE) aspen_stat_add(&aspen_me(s)->failed, 1);
   if (aspen_tracing(&s->trace)) aspen_note_now(&s->trace, ASPEN_TRACE_END, error, ASPEN_ITEM(generation, instance, 0)); /* before the client knows */
   struct aspen_client_segment *c = aspen_client_mapped(s, client);

@@ -20,7 +20,11 @@
 #define ASPEN_CLASSES 3         /* request priorities: high, normal, low */
 #define ASPEN_CLASS_SHIFT 62    /* of a request's order: its class stands above, … */
 #define ASPEN_ORDER_UNTIMED ((uint64_t)1 << 61) /* … this bit says that it has no deadline, … */
-#define ASPEN_ORDER_KEY (ASPEN_ORDER_UNTIMED - 1) /* … and these bits are its key */
+#define ASPEN_ORDER_KEY (ASPEN_ORDER_UNTIMED - 1) /* … and these bits are its key, … */
+#define ASPEN_ORDER_TIES 4095   /* … of which the lowest are those of a ticket, and the others nanoseconds */
+#define ASPEN_FLOWS 4096        /* pairs of client and model whose turns are remembered, by class … */
+#define ASPEN_FLOW_WAYS 8       /* … each in one of so many places */
+#define ASPEN_ACTIVE 512        /* requests that a claim knows of: those that run, and those with a deadline that wait */
 #define ASPEN_DEPTHS 21         /* depth bins: queues a lane */
 #define ASPEN_MAX_PLANS 1024
 #define ASPEN_MAX_INSTANCES 4096
@@ -181,6 +185,34 @@ struct aspen_claim {
   uint64_t ticket;     /* claiming DSE: of the request started last */
 };
 
+/* A request that runs, or one with a deadline that waits for an instance (docs/protocol/deadlines.md, "Admission"). */
+struct aspen_active {
+  uint64_t order;       /* what it has, or will have but for its ticket */
+  uint64_t deadline_ns; /* CLOCK_MONOTONIC, 0: none, or one that cannot be met of a request that runs on */
+  uint64_t admitted_ns; /* CLOCK_MONOTONIC: when it was found that the deadline can be met … */
+  uint64_t expected_ns; /* … and when it ends, by the latest simulation; 0: by none */
+  uint32_t instance;    /* where it runs, 0: it waits */
+  uint32_t generation;  /* … in which the instance runs it */
+  uint32_t client, slot, sequence; /* whose it is */
+  uint32_t plan;
+  uint64_t reserved;
+};
+
+/* Whose turn it is, and which deadlines can be met. The claiming DSE alone, under the claim lock; recovery makes it anew. No client writes here. */
+struct aspen_turns {
+  uint64_t now[ASPEN_CLASSES]; /* virtual time of a class: the least turn of its requests that run (docs/protocol/deadlines.md, "Shares") */
+  uint64_t spent_ns;    /* core time of requests with deadlines that are admitted, less what has been refilled since … */
+  uint64_t refilled_ns; /* … CLOCK_MONOTONIC */
+  uint32_t stretch;     /* DSE of END: how much longer admitted requests took than predicted, times 1024; 0: none has ended yet … */
+  uint32_t deviation;   /* … and by how much that differs, times 1024 */
+  uint32_t alone;       /* the instance whose request has run alone so far, 0: none */
+  uint32_t n_active;
+  uint64_t reserved;
+  struct aspen_active active[ASPEN_ACTIVE]; /* in no order; those that have ended go when somebody looks */
+  uint16_t admitted[ASPEN_MAX_CLIENTS][ASPEN_SLOTS]; /* where in `active` a slot's request waits; whoever looks there compares */
+  struct aspen_flow { uint64_t key, finish; } flow[ASPEN_FLOWS]; /* by class, client and model: where its last turn ended. Key 0: nobody's */
+};
+
 enum aspen_worker_state { ASPEN_WORKER_NONE = 0, ASPEN_WORKER_JOINING, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_WORKER_DEAD };
 enum aspen_command { ASPEN_COMMAND_NONE = 0, ASPEN_COMMAND_LEAVE, ASPEN_COMMAND_STOP };
 
@@ -224,7 +256,7 @@ struct aspen_worker {
   uint64_t wakes;      /* futex wakes issued to other DSEs */
   uint64_t faults;     /* kernels that returned an error */
   uint64_t failed;     /* requests completed with an error; not those that ask for more space */
-  uint64_t cancelled;  /* requests completed that were cancelled, or whose client is gone */
+  uint64_t cancelled;  /* requests completed that were cancelled, whose client is gone or whose deadline had passed */
 };
 
 /* An item of the ready pool: (instance, tile) and the low bits of the instance's generation; never 0. */
@@ -277,7 +309,14 @@ struct aspen_plan {
   uint32_t n_instances;
   uint32_t instance[ASPEN_PLAN_INSTANCES];
   uint32_t seq;        /* FREE: attach_seq that announced its end; the entry is not reused before every worker is there */
-  uint32_t reserved[18];
+  uint32_t model;      /* server, before clients hear of the plan, as the next two: number of its model */
+  uint32_t share;      /* of core time, times 1024; 0: as 1024 */
+  uint64_t core_ns;    /* what the plan expects of all its tiles, on one core; 0: unknown */
+  uint64_t alone_ns;   /* DSE of END: what requests took that ran alone, the latest counting an eighth; 0: none has … */
+  uint64_t alone_rows; /* … with so many workers */
+  uint64_t refused;    /* claiming DSE: requests whose deadline could not be met … */
+  uint64_t expired;    /* … or passed while they waited */
+  uint32_t reserved[6];
 };
 
 enum aspen_instance_state {
@@ -308,7 +347,18 @@ struct aspen_instance {
   uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
   uint64_t started_ns; /* CLOCK_MONOTONIC */
   uint64_t served;     /* requests completed */
-  uint64_t reserved1[4];
+  uint64_t deadline_ns; /* CLOCK_MONOTONIC, 0: none */
+  uint64_t late_ns;    /* from then on its tiles do nothing; UINT64_MAX: never */
+  uint64_t expected_ns; /* claiming DSE, at any time: when it ends, by the latest simulation; 0: it has none */
+  uint32_t alone;      /* claiming DSE: 1 as long as no other request has run beside it */
+  uint32_t reserved1;
+  /* line 2: statistics. DSE of END; monotone for as long as the instance belongs to its plan */
+  uint64_t queued_ns;  /* from submission, by the client's clock, to start */
+  uint64_t ran_ns;     /* from start to END */
+  uint64_t missed;     /* requests that ended after their deadline */
+  uint64_t waited_ns;  /* claiming DSE: of this request, from submission to start … */
+  uint64_t admitted_ns; /* … and when it was admitted */
+  uint64_t reserved2[3];
 };
 
 enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING };
@@ -328,6 +378,7 @@ struct aspen_control {
   struct aspen_signals signals;
   struct aspen_idle idle;
   struct aspen_claim claim;
+  struct aspen_turns turns;
   struct aspen_worker worker[ASPEN_MAX_WORKERS];
   struct aspen_row row[ASPEN_MAX_WORKERS];
   struct aspen_instance instance[ASPEN_MAX_INSTANCES];
@@ -367,11 +418,13 @@ struct aspen_slot {
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
   uint32_t cancel;   /* client, while FILLING: ASPEN_NONE; before it sets the slot's bit in `cancel`: the sequence number it means */
   uint32_t extent;   /* length of the dimension that the plan leaves open; 0: it leaves none open */
-  uint32_t reserved0[4];
+  uint64_t span_ns;  /* from submitted_ns to the deadline, 0: there is none */
+  uint32_t runs_on;  /* 1: late or not, the result is wanted */
+  uint32_t reserved0;
   /* line 1: the answer. DSE, before DONE */
   uint32_t error;    /* enum aspen_error, 0: fine */
   uint32_t op;       /* that failed, ASPEN_NONE: none */
-  uint64_t needed;   /* bytes, with NEEDS_SPACE */
+  uint64_t needed;   /* bytes, with NEEDS_SPACE; with TOO_LATE nanoseconds from submitted_ns until it would have ended */
   uint64_t started_ns;
   uint64_t finished_ns;
   uint32_t message_bytes;
@@ -464,7 +517,9 @@ struct aspen_data_head {
   X(NEEDS_SPACE, 40)  /* an OBJECT result needs `needed` bytes: submit again with a larger region */                               \
   X(POISON, 41)       /* its kernel kills workers */                                                                               \
   X(LOST, 42)         /* restarted too often */                                                                                    \
-  X(BAD_EXTENT, 43)   /* the plan is for other lengths */
+  X(BAD_EXTENT, 43)   /* the plan is for other lengths */                                                                        \
+  X(TOO_LATE, 44)     /* its deadline cannot be met: it was not begun, and would have taken `needed` ns */                      \
+  X(EXPIRED, 45)      /* its deadline has passed */
 enum aspen_error {
 #define X(n, c) ASPEN_E_##n = c,
   ASPEN_ERRORS(X)
@@ -481,7 +536,9 @@ _Static_assert(sizeof(struct aspen_lane) == 6 * ASPEN_LINE, "lane");
 _Static_assert(sizeof(struct aspen_row) == (1 + 6 * ASPEN_LANES) * ASPEN_LINE, "row");
 _Static_assert(sizeof(struct aspen_segment) == 32, "segment");
 _Static_assert(sizeof(struct aspen_plan) == 4 * ASPEN_LINE, "plan");
-_Static_assert(sizeof(struct aspen_instance) == 2 * ASPEN_LINE, "instance");
+_Static_assert(sizeof(struct aspen_instance) == 3 * ASPEN_LINE, "instance");
+_Static_assert(sizeof(struct aspen_active) == ASPEN_LINE, "active");
+_Static_assert(ASPEN_FLOWS % ASPEN_FLOW_WAYS == 0 && ASPEN_ACTIVE <= 0x10000, "turns");
 _Static_assert(sizeof(struct aspen_client) == ASPEN_LINE + 4 * ASPEN_CLIENT_DATA, "client");
 _Static_assert(sizeof(struct aspen_slot) == 2 * ASPEN_LINE + ASPEN_MESSAGE, "slot");
 _Static_assert(sizeof(struct aspen_data_head) == ASPEN_DATA_FIRST, "data head");
@@ -494,6 +551,7 @@ _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
 ASPEN_LINE_AT(aspen_control, signals);
 ASPEN_LINE_AT(aspen_control, idle);
 ASPEN_LINE_AT(aspen_control, claim);
+ASPEN_LINE_AT(aspen_control, turns);
 ASPEN_LINE_AT(aspen_control, worker);
 ASPEN_LINE_AT(aspen_control, row);
 ASPEN_LINE_AT(aspen_control, instance);
@@ -504,6 +562,8 @@ ASPEN_LINE_AT(aspen_worker, current);
 ASPEN_LINE_AT(aspen_worker, tiles);
 ASPEN_LINE_AT(aspen_row, lane);
 ASPEN_LINE_AT(aspen_instance, class_);
+ASPEN_LINE_AT(aspen_instance, queued_ns);
+ASPEN_LINE_AT(aspen_turns, active);
 ASPEN_LINE_AT(aspen_doorbell, event);
 ASPEN_LINE_AT(aspen_client_segment, completions);
 ASPEN_LINE_AT(aspen_client_segment, pending);

@@ -228,6 +228,7 @@ static inline void aspen_recover(struct aspen_recovery *r, int restart) {
     running += (uint32_t)aspen_load_relaxed(&i->word) == ASPEN_INSTANCE_RUNNING;
   }
   aspen_store_relaxed(&c->claim.running, running);
+  aspen_recover_turns(c);
   for (uint32_t k = 1; k < ASPEN_MAX_CLIENTS; k++)
     if (aspen_load_relaxed(&c->client[k].state) != ASPEN_CLIENT_FREE) {
       struct aspen_client_segment *own = aspen_client_mapped(&r->station, k);

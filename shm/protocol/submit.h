@@ -7,6 +7,8 @@ struct aspen_request {
   uint32_t plan, generation, data, class_;
   uint64_t offset;
   uint32_t extent;
+  uint32_t runs_on; /* late or not, the result is wanted */
+  uint64_t span_ns; /* until its deadline, 0: it has none */
 };
 
 static inline void aspen_ring_as(struct aspen_client_segment *c, struct aspen_doorbell *bell) {
@@ -29,6 +31,8 @@ static inline uint32_t aspen_submit(struct aspen_client_segment *c, struct aspen
   aspen_store_relaxed(&s->cancel, ASPEN_NONE); /* no sequence number: after a death, recovery takes the field at its word */
   aspen_store_relaxed(&s->offset, r->offset);
   aspen_store_relaxed(&s->extent, r->extent);
+  aspen_stat_store(&s->span_ns, r->span_ns);
+  aspen_stat_store(&s->runs_on, r->runs_on);
   aspen_stat_store(&s->submitted_ns, aspen_now_ns());
   aspen_store_release(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_SUBMITTED)); /* after the inputs and the fields */
   aspen_or_seq(&c->pending[slot / 64], (uint64_t)1 << (slot % 64));

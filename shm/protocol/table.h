@@ -99,12 +99,21 @@ static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment,
     p->instance[k] = instance[k];
     i->plan = id;
     i->arena = arenas[k];
-    i->served = 0;
+    i->served = i->queued_ns = i->ran_ns = i->missed = 0;
     aspen_store_release(&i->word, ASPEN_STATE(i->word >> 32, ASPEN_INSTANCE_FREE));
   }
+  p->model = p->share = 0;
+  p->core_ns = p->alone_ns = p->alone_rows = p->refused = p->expired = 0;
   p->generation++;
   aspen_store_seq(&p->state, ASPEN_PLAN_LIVE);
   return id;
+}
+
+/* Before clients hear of a plan: whose it is, its share of core time times 1024, and what it expects of its tiles on one core. */
+static inline void aspen_plan_terms(struct aspen_control *c, uint32_t id, uint32_t model, uint32_t share, uint64_t core_ns) {
+  c->plan[id].model = model;
+  c->plan[id].share = share;
+  c->plan[id].core_ns = core_ns;
 }
 
 /* Makes the DSEs look at every waiting request again. */

@@ -26,6 +26,8 @@ SMALL = {
         "#define ASPEN_MAX_PLANS 1024": "#define ASPEN_MAX_PLANS 4",
         "#define ASPEN_MAX_INSTANCES 4096": "#define ASPEN_MAX_INSTANCES 4",
         "#define ASPEN_MAX_SEGMENTS 8192": "#define ASPEN_MAX_SEGMENTS 16",
+        "#define ASPEN_FLOWS 4096": "#define ASPEN_FLOWS 8",
+        "#define ASPEN_ACTIVE 512": "#define ASPEN_ACTIVE 4",
     },
     # Of the clients that do not exist none is looked for.
     "table.h": {"aspen_or_seq(&c->claim.waiting[w], ~(uint64_t)0)": "aspen_or_seq(&c->claim.waiting[w], w ? 0 : (uint64_t)2)"},

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Protocol, final, type_check_only
 import numpy as np
 
 from aspen_mp.client.requests.region import Region
-from aspen_mp.shm.bindings._channel import ClientChannel, Result
+from aspen_mp.shm.bindings._channel import ClientChannel, Result, Urgency
 from aspen_mp.shm.values import Keys
 
 @type_check_only
@@ -36,7 +36,7 @@ class OfStage(Protocol):
     def close(self) -> None: ...
     def end(self, region: Region) -> None: ...
     def late(self, timeout: float | None) -> BaseException: ...
-    def fail(self, result: Result, region: Region) -> NoReturn: ...
+    def fail(self, result: Result, region: Region, urgency: Urgency) -> NoReturn: ...
 
 @final
 class FastPath:
@@ -69,7 +69,7 @@ class FastPath:
         """Whether requests have to take the slow path."""
     def open(self, requests: int) -> None:
         """For so many requests more."""
-    def run(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, Any] | None:
+    def run(self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, timeout: float | None) -> dict[str, Any] | None:
         """The outputs, all or those named. None where a request has to take the slow path: inputs of other names, types or shapes, in
         another memory order, or that may lie in shared memory; no region or no slot free; the runtime lost. Nothing has been done then.
         Raises what `Stage.run` raises."""

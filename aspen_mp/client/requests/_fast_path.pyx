@@ -92,7 +92,7 @@ cdef class FastPath:
     def stage(self):
         return self._stage()
 
-    def run(self, feeds, names, level, timeout):
+    def run(self, feeds, names, urgency, timeout):
         if self._left == 0 or type(feeds) is not dict or len(<dict>feeds) != len(self._inputs):
             return None
         session = self._session
@@ -123,7 +123,7 @@ cdef class FastPath:
         try:
             self._copy(arrays, region.inputs)
             span = region.span
-            ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level, None, self._extent)
+            ticket = channel.offer(self._plan, self._generation, span.index, span.offset, urgency, None, self._extent)
         except RuntimeLost:
             pass  # who takes the slow path learns that, or has another runtime started
         if ticket < 0:
@@ -145,7 +145,7 @@ cdef class FastPath:
             if session.wanting or session.queue:
                 session.slot_is_free()
             if result is not FINE:
-                stage.fail(result, region)
+                stage.fail(result, region, urgency)
             return self._collect(region.outputs, names)
         finally:
             self._back(stage, region)

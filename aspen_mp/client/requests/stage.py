@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.client.future import RequestFuture, too_late
+from aspen_mp.client.future import RequestFuture, expired, refused, too_late
 from aspen_mp.client.requests._fast_path import FastPath
 from aspen_mp.client.requests.lengths import KnownBucket, Lending
 from aspen_mp.client.requests.memory import Span
@@ -29,6 +29,7 @@ from aspen_mp.client.session import Session, TicketWatcher, Waiting
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _channel, _control
+from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 _ERRORS: Final = _control.ERRORS
@@ -436,7 +437,7 @@ class Stage:
     def run(
         self,
         arrays: Mapping[str, Any],
-        level: int,
+        urgency: Urgency,
         timeout: float | None,
         names: Sequence[str] | None,
         stop: TicketWatcher | None = None,
@@ -448,14 +449,14 @@ class Stage:
         region = self._begin(arrays, borrow)
         span = region.span
         result = self._session.execute(
-            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self.end(region), stop, self._extent
+            self._plan, self._generation, span.index, span.offset, urgency, timeout, lambda: self.end(region), stop, self._extent
         )
         if result is None:
             raise self.late(timeout)
         try:
             self._check_loan(region)
             if result.error:
-                self.fail(result, region)
+                self.fail(result, region, urgency)
             return self._collect(region, names)
         finally:
             self.end(region)
@@ -463,7 +464,7 @@ class Stage:
     def submit(
         self,
         arrays: Mapping[str, Any],
-        level: int,
+        urgency: Urgency,
         names: Sequence[str] | None,
         future: RequestFuture,
         retry: Callable[[dict[str, Any]], None],
@@ -482,7 +483,7 @@ class Stage:
                     if isinstance(outcome, AspenError):
                         raise outcome
                     if outcome.error:
-                        self.fail(outcome, region)
+                        self.fail(outcome, region, urgency)
                     set_result(future, self._collect(region, names))
             except Stale:
                 try:
@@ -502,7 +503,7 @@ class Stage:
 
         waiting = None
         try:
-            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done, self._extent)
+            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, urgency, done, self._extent)
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:
@@ -531,7 +532,7 @@ class Stage:
     def late(self, timeout: float | None) -> RequestTimeout:
         return too_late(self._model, timeout)
 
-    def fail(self, result: _channel.Result, region: Region) -> NoReturn:
+    def fail(self, result: _channel.Result, region: Region, urgency: Urgency) -> NoReturn:
         """Raises the typed error of a failed request."""
         if result.error in _STALE:
             raise Stale
@@ -542,6 +543,11 @@ class Stage:
                 if is_object
             }
             raise Short({name: nbytes for name, nbytes in needed.items() if nbytes})
+        if result.error == _ERRORS["TOO_LATE"]:
+            since = max(0, result.submitted_ns - (urgency.due_ns - urgency.span_ns))  # stages before this one
+            raise refused(self._model, urgency, since + result.needed)
+        if result.error == _ERRORS["EXPIRED"]:
+            raise expired(self._model, urgency)
         if result.error == _ERRORS["CANCELLED"]:
             raise RequestCancelled(f"model {self._model!r}: the request was cancelled")
         if result.error == _ERRORS["CLIENT_GONE"]:

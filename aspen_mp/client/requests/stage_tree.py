@@ -27,6 +27,7 @@ from aspen_mp.client.session import Session
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
+from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
 
@@ -216,7 +217,7 @@ class StageTree:
     # ---- walking
 
     def run(
-        self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: RequestStop | None, *, borrow: bool = True
+        self, arrays: Mapping[str, Any], timeout: float | None, urgency: Urgency, stop: RequestStop | None, *, borrow: bool = True
     ) -> dict[str, Any]:
         """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
         self._check()
@@ -232,7 +233,7 @@ class StageTree:
                 stop.check()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                results = stage.run(known, level, left, None, stop, borrow=borrow)
+                results = stage.run(known, urgency, left, None, stop, borrow=borrow)
             except RequestTimeout:
                 raise too_late(self._model, timeout) from None
             except (Stale, Short) as again:
@@ -263,7 +264,7 @@ class StageTree:
     def submit(
         self,
         arrays: dict[str, Any],
-        level: int,
+        urgency: Urgency,
         names: Sequence[str] | None,
         future: RequestFuture,
         lost: Lost,
@@ -277,7 +278,7 @@ class StageTree:
         def drive() -> None:
             try:
                 if not future.done():
-                    results = self.run(arrays, None, level, stop, borrow=borrow)
+                    results = self.run(arrays, None, urgency, stop, borrow=borrow)
                     set_result(future, results if names is None else {name: results[name] for name in names})
             except BaseException as error:
                 if isinstance(error, RuntimeLost) and lost(error, arrays):

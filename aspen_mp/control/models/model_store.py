@@ -26,6 +26,7 @@ from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
 from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild, StagePlanned
 from aspen_mp.control.wire import protocol
+from aspen_mp.shm.bindings._control import MODEL_COUNTS
 from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
@@ -93,6 +94,7 @@ class ModelStore(Machine):
         options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
         name, setup = message.name or source.name, self._setup
         model = Model(number, key, source, message.instances, options, ArenaPool(self._segments), name)
+        model.share = message.share
         serve = partial(child_main.serve, model, setup.cache, setup.rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
         model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
@@ -277,7 +279,8 @@ class ModelStore(Machine):
         return {model.id: model.name for model in self._models.values()}
 
     def describe(self) -> list[dict[str, Any]]:
-        """For status: each model with its plans and the bytes they take."""
+        """For status: each model with its plans, the bytes they take, and what has become of its requests."""
+        counts = self._table.model_counts()
         return [
             {
                 "id": model.id,
@@ -287,6 +290,8 @@ class ModelStore(Machine):
                 "clients": len(model.users),
                 "planning": len(model.begun),
                 "doing": _doing(model),
+                "share": model.share,
+                "scheduled": counts.get(model.id) or dict.fromkeys(MODEL_COUNTS, 0),
                 "weight_bytes": self._bytes(model.weight_segments),
                 "plans": [self._describe(plan) for plan in model.live.values() if plan.segments],
             }
@@ -317,7 +322,7 @@ def _doing(model: Model) -> dict[str, Any] | None:
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.ModelFile, tuple[Any, ...]]:
-    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning)
+    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning, message.share)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")

@@ -202,8 +202,9 @@ class Model:
 
     `child` plans what clients ask for, `behind` what nobody waits for. `waiting`: who is told when it is loaded; `users`: how often each
     client has it loaded. `live`: the plan that was asked for longest ago first; `making`: the others, until they are live or have failed.
-    `buckets`: which live plans serve many shapes; `ahead`: how often one of them was begun for nobody yet. `spares`: arenas of plans that
-    were retired. `lost`: weight segments, by number in `weight_segments`, that are used no more because these files were cut short."""
+    `share`: its weight where core time is short. `buckets`: which live plans serve many shapes; `ahead`: how often one of them was begun
+    for nobody yet. `spares`: arenas of plans that were retired. `lost`: weight segments, by number in `weight_segments`, that are used no
+    more because these files were cut short."""
 
     id: int
     key: tuple[Any, ...]
@@ -212,6 +213,7 @@ class Model:
     options: Options
     spares: ArenaPool
     name: str
+    share: float = field(default=1.0, init=False)
     state: ModelState = field(default=ModelState.LOADING, init=False)
     child: PlannerChild = field(init=False)
     behind: PlannerChild = field(init=False)

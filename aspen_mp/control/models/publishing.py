@@ -71,7 +71,10 @@ class Publisher:
             added.append(("plan", self._segments.add("plan", plan_segment.nbytes, os.dup(plan_segment.fd), owner)))
             arenas = [segment for role, segment in added if role == "arena"]
             weight_segments = model.weight_segments + [segment for role, segment in added if role == "weights"][::-1]
-            number, generation = self._table.add_plan(added[-1][1], [weight_segments[i] for i in result.weights], arenas)
+            weights = [weight_segments[i] for i in result.weights]
+            number, generation = self._table.add_plan(
+                added[-1][1], weights, arenas, model=model.id, share=model.share, work_ns=result.work_ns
+            )
         except BaseException:
             protocol.close_all([fd for _, _, fd in left])
             for _, segment in added:

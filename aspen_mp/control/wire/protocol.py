@@ -26,11 +26,13 @@ from aspen_mp.planner.job.options import Accuracy, Experiment, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 8
+VERSION: Final = 9
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
 AUTOMATIC: Final = -2
+LEAST_SHARE: Final = 0.01
+MOST_SHARE: Final = 100.0
 _HEADER: Final = struct.Struct("<IHH")
 _MARK: Final = 0x4D41
 _FD_ROOM: Final = 64  # more than MAX_FDS, so that a sender of too many is seen and refused, not truncated
@@ -68,6 +70,7 @@ class Load(Message):
     winograd: bool
     planning: Experiment = Experiment()
     accuracy: Accuracy = "default"
+    share: Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=MOST_SHARE)] = 1.0
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

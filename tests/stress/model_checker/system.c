@@ -269,7 +269,7 @@ static void track_instance(int k) {
   struct aspen_instance *i = &control.instance[k + 1];
   track(&i->word, 16, "an instance's word and fault");
   track(&i->plan, offsetof(struct aspen_instance, started_ns) - offsetof(struct aspen_instance, plan), "an instance");
-  ignore(&i->started_ns, 16); /* and `served` */
+  ignore(&i->started_ns, sizeof *i - offsetof(struct aspen_instance, started_ns)); /* and what is counted */
   track(arena[k] + COUNTERS, 24, "counters");
   if (it.dies) track(arena[k] + EXECUTED, 24, "executed");
   else remember(arena[k] + EXECUTED, 24, "executed"); /* nobody reads it */
@@ -305,6 +305,9 @@ static void track_all(void) {
   ignore(&control.claim.waiting[1], 24); /* no such clients */
   track(&control.claim.running, 8, "how many requests run");
   remember(&control.claim.ticket, 8, "the last request's ticket");
+  remember(&control.turns, offsetof(struct aspen_turns, admitted), "turns and requests that run");
+  remember(&control.turns.admitted[1], 8, "where requests wait");
+  remember(control.turns.flow, sizeof *control.turns.flow, "the flow's last turn");
   for (int k = 0; k < it.instances; k++) track_instance(k);
   if (it.maps || it.drops == PLAN) track(&control.plan[1].state, 8, "the plan's state");
   if (it.drops == CLIENT) track(&control.client[1], 16, "the client's state");
