@@ -29,6 +29,7 @@ struct aspen_dse {
   struct aspen_batch held; /* ready tiles that could not be pushed before something new is mapped */
   uint64_t opaque;        /* the tile that Python executes; 0: none */
   uint32_t looking;       /* counted in idle.spinners */
+  uint32_t gap;           /* enum aspen_gap */
   uint32_t n_victims, roster;
   int told;               /* eventfd: written to when this DSE has parked for a recovery, so that nobody has to look for it; -1: none */
   uint64_t looked_since;  /* ticks */
@@ -39,6 +40,12 @@ struct aspen_dse {
   uint64_t patience;      /* ticks: how long a tile is left to them */
   uint64_t left_since;    /* ticks: since then tiles are left to others; 0: they are not */
   uint32_t called;        /* one of them has been woken for it */
+  uint64_t gap_since;     /* ticks, in ASPEN_GAP_HOLDS */
+  uint64_t shared_at;     /* ticks: up to here time is divided between classes; 0: requests of one class run */
+  int64_t owed_ns;        /* to classes below the highest: ASPEN_LENT of them are one of theirs */
+  uint32_t highest;       /* class of which a request runs */
+  uint32_t lower;         /* the tile in hand is of a class below */
+  uint32_t lent;          /* the last turn of those was of the lowest of two */
   void *scratch;
   size_t scratch_bytes;
   uint32_t scratch_of, scratch_generation, scratch_op; /* instance, its generation and the op whose tile used `scratch` last; ASPEN_NONE: none did */
@@ -253,6 +260,68 @@ static inline int aspen_dse_leaves(struct aspen_dse *d) {
   return 1;
 }
 
+/* ------------------------------------------------------------------------------------------------ classes */
+
+/* While a request of a higher class runs, and this DSE finds no tile of it: */
+enum aspen_gap {
+  ASPEN_GAP_NONE = 0, /* it did find one, or nothing of a higher class runs */
+  ASPEN_GAP_HOLDS,    /* it leaves tiles of lower classes alone */
+  ASPEN_GAP_OVER      /* it takes them, until it gets a tile of that class again */
+};
+
+static inline uint64_t aspen_dse_order(const struct aspen_dse *d, uint64_t item) { return d->s.control->instance[ASPEN_ITEM_INSTANCE(item)].order; }
+
+/* What a tile of a lower class may take, about. */
+static inline int64_t aspen_dse_preempt_ns(const struct aspen_dse *d) {
+  const uint32_t ns = aspen_stat_load(&d->s.control->signals.preempt_ns);
+  return ns ? ns : 1000000;
+}
+
+/* Divides the time since the last look between the highest class and those below (docs/protocol/pool.md, "Classes"). Is it their turn? */
+static inline int aspen_dse_owes(struct aspen_dse *d, uint64_t now) {
+  const int64_t most = ASPEN_LENT * aspen_dse_preempt_ns(d);
+  if (!d->shared_at) {
+    d->owed_ns = -most;
+  } else {
+    const int64_t took = (int64_t)aspen_dse_ns(d, now - d->shared_at) + 1; /* a look counts, whatever the clock says */
+    d->owed_ns += d->lower ? -ASPEN_LENT * took : took;
+    if (d->owed_ns > most) d->owed_ns = most;
+    if (d->owed_ns < -most) d->owed_ns = -most;
+  }
+  d->lower = 0;
+  d->shared_at = now | 1;
+  return d->owed_ns > 0;
+}
+
+/* Which requests' tiles this DSE takes now. Where requests of one class run: all. Is it the turn of a class below the highest? */
+static inline int aspen_dse_classes(struct aspen_dse *d) {
+  const uint64_t running = aspen_load_relaxed(&d->s.control->claim.running);
+  d->highest = running ? aspen_running_first(running) : 0;
+  d->s.user.before = 0;
+  if (!aspen_running_below(running, d->highest)) {
+    d->gap = ASPEN_GAP_NONE;
+    d->shared_at = 0;
+    return 0;
+  }
+  const uint64_t now = aspen_ticks();
+  const int turn = aspen_dse_owes(d, now);
+  if (d->gap == ASPEN_GAP_HOLDS && aspen_dse_ns(d, now - d->gap_since) >= aspen_stat_load(&d->s.control->signals.preempt_ns)) d->gap = ASPEN_GAP_OVER;
+  if (d->gap != ASPEN_GAP_OVER) d->s.user.before = aspen_order(d->highest + 1, 0);
+  return turn;
+}
+
+/* Requests of several classes run, and `item` was taken; 0: none was. */
+static inline void aspen_dse_took(struct aspen_dse *d, uint64_t item) {
+  if (item) {
+    d->lower = aspen_order_class(aspen_dse_order(d, item)) > d->highest;
+    if (!d->lower) d->gap = ASPEN_GAP_NONE;
+  } else if (d->gap == ASPEN_GAP_NONE) {
+    d->gap = ASPEN_GAP_HOLDS;
+    d->gap_since = d->shared_at;
+    aspen_stat_add(&aspen_me(&d->s)->held, 1);
+  }
+}
+
 /* ------------------------------------------------------------------------------------------------ idling */
 
 static inline void aspen_dse_idle(struct aspen_dse *d, uint32_t how) { aspen_stat_store(&aspen_me(&d->s)->idle, how); }
@@ -338,6 +407,7 @@ static inline void aspen_dse_rest(struct aspen_dse *d) {
 static inline void aspen_dse_epoch(struct aspen_dse *d) {
   struct aspen_signals *g = &d->s.control->signals;
   d->follow = d->opaque = 0;
+  d->gap = ASPEN_GAP_NONE;
   d->held.n = 0;
   d->s.seed.instance = 0;
   d->looking = 0; /* aspen_epoch_end resets the counts of spinners and sleepers */
@@ -378,8 +448,6 @@ static inline void aspen_batch_add(struct aspen_batch *b, uint64_t item, uint8_t
   b->item[b->n] = item;
   b->depth[b->n++] = depth;
 }
-
-static inline uint64_t aspen_dse_order(const struct aspen_dse *d, uint64_t item) { return d->s.control->instance[ASPEN_ITEM_INSTANCE(item)].order; }
 
 /* Puts the tile to follow back into the pool, because something else goes first. */
 static inline int aspen_dse_put_back(struct aspen_dse *d) {
@@ -597,7 +665,7 @@ static inline void aspen_dse_note_taken(struct aspen_dse *d, uint32_t came, uint
  * Of one request alone nobody is older, and nobody's line is looked at. */
 static inline uint32_t aspen_dse_older(const struct aspen_dse *d, uint64_t order) {
   uint32_t found = ASPEN_NONE;
-  if (aspen_load_relaxed(&d->s.control->claim.running) < 2) return found;
+  if (aspen_running_all(aspen_load_relaxed(&d->s.control->claim.running)) < 2) return found;
   for (uint32_t k = 0; k < d->n_victims; k++) {
     const struct aspen_row *row = &d->s.control->row[d->victim[k]];
     uint64_t first = aspen_load_relaxed(&row->first);
@@ -617,15 +685,43 @@ static inline int aspen_dse_steal(struct aspen_dse *d, uint32_t row, uint64_t *i
   return r;
 }
 
-/* The tile to run next: an older request's before a younger one's, wherever it waits (docs/protocol/pool.md, "Age"). Else what follows, else
- * the own row's best, else another row's. */
-static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
+/* A tile of the own row, else of another one, nearest first. */
+static inline int aspen_dse_pop(struct aspen_dse *d, uint64_t *item) {
+  int r = aspen_pool_pop(aspen_own_row(&d->s), &d->s.user, 0, item);
+  if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_OWN, d->s.row);
+  for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
+    const struct aspen_row *row = &d->s.control->row[d->victim[k]];
+    if (aspen_row_offers(row, &d->s.user) && aspen_dse_may_take(d, row)) r = aspen_dse_steal(d, d->victim[k], item);
+  }
+  return r;
+}
+
+/* A tile of a class below the highest, although the highest may have one: it is their turn. What follows is put back, for others to take meanwhile.
+ * The lowest class has every second turn, where there are two. EMPTY: they have no ready tile, and get their next turn later. */
+static inline int aspen_dse_lend(struct aspen_dse *d, uint64_t *item) {
+  struct aspen_user *u = &d->s.user;
+  const uint64_t before = u->before;
+  int r = aspen_dse_put_back(d);
+  if (r) return r;
+  d->lent = !d->lent;
+  u->from = aspen_order(d->highest + 1 + d->lent, 0);
+  u->before = 0;
+  r = aspen_dse_pop(d, item);
+  u->from = 0;
+  u->before = before;
+  if (r == ASPEN_OK) aspen_stat_add(&aspen_me(&d->s)->lent, 1);
+  else d->owed_ns = -aspen_dse_preempt_ns(d);
+  return r;
+}
+
+/* The best of the tiles that this DSE takes: an older request's before a younger one's, wherever it waits (docs/protocol/pool.md, "Age"). Else
+ * what follows, else the own row's best, else another row's. */
+static inline int aspen_dse_best(struct aspen_dse *d, uint64_t *item) {
   struct aspen_row *own = aspen_own_row(&d->s);
   uint64_t first = aspen_load_relaxed(&own->first);
-  uint32_t older;
   if (d->follow) {
     uint64_t order = aspen_dse_order(d, d->follow);
-    if ((!first || first >= order) && aspen_dse_older(d, order) == ASPEN_NONE) {
+    if (aspen_takes(&d->s.user, order) && (!first || first >= order) && aspen_dse_older(d, order) == ASPEN_NONE) {
       *item = d->follow;
       d->follow = 0;
       if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_FOLLOWED, d->s.row);
@@ -644,15 +740,16 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   }
   d->left_since = 0;
   int r = ASPEN_EMPTY;
-  older = aspen_dse_older(d, first ? first : UINT64_MAX);
+  const uint32_t older = aspen_dse_older(d, first ? first : UINT64_MAX);
   if (older != ASPEN_NONE) r = aspen_dse_steal(d, older, item);
-  if (r != ASPEN_EMPTY) return r;
-  r = aspen_pool_pop(own, &d->s.user, 0, item);
-  if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_OWN, d->s.row);
-  for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
-    const struct aspen_row *row = &d->s.control->row[d->victim[k]];
-    if (aspen_load_relaxed(&row->first) && aspen_dse_may_take(d, row)) r = aspen_dse_steal(d, d->victim[k], item);
-  }
+  return r == ASPEN_EMPTY ? aspen_dse_pop(d, item) : r;
+}
+
+/* The tile to run next. EMPTY: there is none, or those that are there are held back (docs/protocol/pool.md, "Classes"). */
+static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
+  int r = aspen_dse_classes(d) ? aspen_dse_lend(d, item) : ASPEN_EMPTY;
+  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, item);
+  if (d->shared_at && (r == ASPEN_OK || r == ASPEN_EMPTY)) aspen_dse_took(d, r == ASPEN_OK ? *item : 0);
   return r;
 }
 

@@ -93,7 +93,7 @@ cdef extern from "table.h" nogil:
 
     int aspen_magic_check(const aspen_magic *, uint64_t, uint32_t)
     void aspen_magic_write(aspen_magic *, uint64_t, uint32_t)
-    void aspen_table_create(aspen_control *, uint32_t, uint32_t)
+    void aspen_table_create(aspen_control *, uint32_t, uint32_t, uint32_t)
     void aspen_wake_all(aspen_doorbell *)
     int aspen_all_attached(const aspen_control *, uint32_t)
     uint32_t aspen_publish(aspen_control *, aspen_doorbell *)
@@ -281,7 +281,7 @@ cdef class ControlTable:
     cdef object _served  # by plans that are no more
     cdef dict _past  # by model: what its plans that are no more have counted
 
-    def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100):
+    def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100, preempt_us=1000):
         if not 1 <= max_workers <= ASPEN_MAX_WORKERS:
             raise ResourceLimitError(f"max_workers must be 1 to {ASPEN_MAX_WORKERS}, not {max_workers}")
         self._control_buf = Mapped(control, "control", sizeof(aspen_control))
@@ -292,7 +292,7 @@ cdef class ControlTable:
         self._served = 0
         self._past = {}
         if create:
-            aspen_table_create(self.c, max_workers, spin_us * 1000)
+            aspen_table_create(self.c, max_workers, spin_us * 1000, preempt_us * 1000)
 
     cdef uint32_t _segment(self, number, roles) except 0:
         if not 0 < number < ASPEN_MAX_SEGMENTS or self.c.segment[<uint32_t>number].state != ASPEN_SEGMENT_LIVE:

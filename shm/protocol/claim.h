@@ -170,7 +170,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   }
   aspen_turn_taken(s, r, id, generation);
   aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
-  aspen_add_seq(&s->control->claim.running, 1);
+  aspen_add_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_));
   aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING));
   aspen_stat_add(&aspen_me(s)->claims, 1);
   if (aspen_tracing(&s->trace))

@@ -159,7 +159,9 @@ struct aspen_signals {
   uint64_t tick_ns_q32; /* server, at creation: nanoseconds per tick of aspen_ticks(), 32.32 fixed point */
   uint32_t roster;     /* server: ++ when a row gets another worker: DSEs work out anew which rows are near */
   uint32_t trace;      /* server, before the attach_seq that announces it: segment that DSEs record into, 0: none. Looked at when mapping */
-  uint64_t reserved[2];
+  uint32_t preempt_ns; /* server, at creation: how long a tile of a lower class is held back in each gap of a higher one, and how long one should be at
+                        * most (docs/protocol/pool.md, "Classes"); 0: not at all, and as long as it likes */
+  uint32_t reserved[3];
 };
 enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
 
@@ -180,8 +182,8 @@ struct aspen_claim {
   uint32_t turn;       /* claiming DSE: the client after the one served last, for fairness between clients */
   uint64_t waiting[ASPEN_MAX_CLIENTS / 64]; /* DSEs: clients whose slots have to be looked at; bits move here from the doorbell page.
                                              * Recovery: all ones */
-  uint32_t running;    /* DSEs: ++ when a request is started, -- when it is complete; recovery counts anew. A hint: with one, nobody looks for older ones */
-  uint32_t reserved;
+  uint64_t running;    /* DSEs: + ASPEN_RUNNING(class) when a request is started, - when it is complete; recovery counts anew. A hint: with one request nobody
+                        * looks for older ones, and with one class nobody holds tiles back */
   uint64_t ticket;     /* claiming DSE: of the request started last */
 };
 
@@ -213,6 +215,10 @@ struct aspen_turns {
   struct aspen_flow { uint64_t key, finish; } flow[ASPEN_FLOWS]; /* by class, client and model: where its last turn ended. Key 0: nobody's */
 };
 
+/* `claim.running` has a count for each class, the highest class in the lowest bits: ASPEN_MAX_INSTANCES fit. */
+#define ASPEN_RUNNING_BITS 16
+#define ASPEN_RUNNING(class_) ((uint64_t)1 << ASPEN_RUNNING_BITS * (class_))
+
 enum aspen_worker_state { ASPEN_WORKER_NONE = 0, ASPEN_WORKER_JOINING, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_WORKER_DEAD };
 enum aspen_command { ASPEN_COMMAND_NONE = 0, ASPEN_COMMAND_LEAVE, ASPEN_COMMAND_STOP };
 
@@ -237,7 +243,9 @@ struct aspen_worker {
   uint32_t attached;   /* worker: the attach_seq whose segments it has all mapped */
   uint32_t idle;       /* DSE: 0 busy, 1 looking for work, 2 parked */
   uint32_t reserved2;
-  uint64_t reserved3[4];
+  uint64_t held;       /* DSE: gaps of a higher class in which it held tiles of lower ones back */
+  uint64_t lent;       /* DSE: tiles of lower classes that went before those of a higher one, as their share */
+  uint64_t reserved3[2];
   /* line 2 and 3: statistics. DSE; monotone since the worker joined. Line 2 is what most tiles touch.
    * The four durations are in ticks of aspen_ticks() (signals.tick_ns_q32 converts), each added to when a stretch of its kind ends. What is
    * missing in their sum is time in Python between two runs of the loop (mapping segments) and time that recovery held the worker. */
@@ -547,6 +555,7 @@ _Static_assert(sizeof(struct aspen_trace_record) == 32, "trace record");
 _Static_assert(sizeof(struct aspen_trace_ring) == ASPEN_LINE, "trace ring");
 _Static_assert(ASPEN_DEPTHS <= 32 && ASPEN_LANES < 32, "a bit for each queue and lane");
 _Static_assert(ASPEN_CLASSES <= 4 && ASPEN_CLASS_SHIFT == 62, "a class fits above the key");
+_Static_assert(ASPEN_CLASSES * ASPEN_RUNNING_BITS <= 64 && ASPEN_MAX_INSTANCES < 1 << ASPEN_RUNNING_BITS, "counts of all classes fit a word");
 _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
 ASPEN_LINE_AT(aspen_control, signals);
 ASPEN_LINE_AT(aspen_control, idle);

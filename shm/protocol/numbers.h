@@ -10,6 +10,7 @@
 #define ASPEN_WALK 1024    /* items of a queue that all workers together look through, who wait for each other meanwhile */
 #define ASPEN_SLOWER 1.25  /* cores that differ by less are alike: estimates of tiles are no better */
 #define ASPEN_UNDERWAY 0.5 /* of a tile, what a faster core has still to do of the one that it runs, on average */
+#define ASPEN_LENT 32      /* a lower class gets one part of the time of higher ones in so many: 3 %, which nobody notices */
 #define ASPEN_PATIENCE 4   /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
 
 /* Kernels. Packed weights: */

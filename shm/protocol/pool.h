@@ -31,6 +31,8 @@ struct aspen_user {
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
   uint32_t share;         /* where this worker's queue share begins, of ASPEN_SHARES (docs/protocol/pool.md, "Queue shares") */
   uint32_t walk;          /* items of a queue that it looks through */
+  uint64_t from, before;  /* orders of the requests whose tiles it takes: all that are at least `from`, and below `before`, 0: without end
+                           * (docs/protocol/pool.md, "Classes") */
 };
 
 static inline uint32_t aspen_random(uint32_t *state) {
@@ -48,6 +50,21 @@ static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
 }
 static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
 static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
+
+static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_TICKET_BITS); }
+
+/* Of claim.running: how many requests run, of all classes. */
+static inline uint32_t aspen_running_all(uint64_t running) {
+  uint32_t n = 0;
+  for (uint32_t class_ = 0; class_ < ASPEN_CLASSES; class_++) n += (uint32_t)(running / ASPEN_RUNNING(class_)) % ASPEN_RUNNING(1);
+  return n;
+}
+
+/* Of claim.running: the highest class of which a request runs. Only where one does. */
+static inline uint32_t aspen_running_first(uint64_t running) { return (uint32_t)__builtin_ctzll(running) / ASPEN_RUNNING_BITS; }
+
+/* Of claim.running: do requests of a class below `class_` run? */
+static inline int aspen_running_below(uint64_t running, uint32_t class_) { return running >= ASPEN_RUNNING(class_ + 1); }
 
 /* ------------------------------------------------------------------------------------------------ lock */
 
@@ -98,9 +115,21 @@ static inline struct aspen_lane *aspen_row_lane(struct aspen_row *row, uint64_t 
   return lane;
 }
 
-/* The lane that goes first, of a row in which something waits. */
-static inline struct aspen_lane *aspen_row_first(struct aspen_row *row, struct aspen_user *u) {
-  uint32_t busy = aspen_load_guarded(&row->busy), pick = 0;
+/* Does the caller take tiles of a request of this order? */
+static inline int aspen_takes(const struct aspen_user *u, uint64_t order) { return order >= u->from && order <= u->before - 1; }
+
+/* The lanes of a row, a bit each, from which the caller takes something. */
+static inline uint32_t aspen_row_lanes(struct aspen_row *row, const struct aspen_user *u) {
+  uint32_t busy = aspen_load_guarded(&row->busy), lanes = busy;
+  if (!u->from && !u->before) return busy;
+  for (; busy; busy &= busy - 1)
+    if (!aspen_takes(u, aspen_load_guarded(&row->lane[__builtin_ctz(busy)].order))) lanes &= ~(busy & -busy);
+  return lanes;
+}
+
+/* The lane that goes first among some. */
+static inline struct aspen_lane *aspen_row_first(struct aspen_row *row, struct aspen_user *u, uint32_t busy) {
+  uint32_t pick = 0;
   if (!(busy & (busy - 1))) return &row->lane[__builtin_ctz(busy)];
   if (aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_RANDOM) {
     for (pick = aspen_random(&u->random) % (unsigned)__builtin_popcount(busy); pick; pick--) busy &= busy - 1;
@@ -165,9 +194,9 @@ static inline void aspen_row_emptied(struct aspen_row *row, struct aspen_lane *l
   aspen_store_relaxed(&row->first, aspen_row_oldest(row));
 }
 
-/* Takes an item of a row in which something waits, of its oldest request's shallowest queue: the first, or the first of the caller's share, as far as it looks. */
-static inline uint64_t aspen_row_take(struct aspen_row *row, struct aspen_user *u) {
-  struct aspen_lane *lane = aspen_row_first(row, u);
+/* Takes an item of a row, of the shallowest queue of its oldest request among those in `lanes`: the first, or the first of the caller's share, as far as it looks. */
+static inline uint64_t aspen_row_take(struct aspen_row *row, struct aspen_user *u, uint32_t lanes) {
+  struct aspen_lane *lane = aspen_row_first(row, u, lanes);
   unsigned depth = aspen_mask_pick(aspen_load_guarded(&lane->mask), u);
   struct aspen_queue *q = &lane->queue[depth];
   uint64_t item = aspen_load_guarded(&q->head), after = aspen_load_guarded(aspen_link(u, item)), before = 0;
@@ -216,14 +245,21 @@ static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, u
   return r;
 }
 
-/* Takes the best item of a row: its owner waits for the lock, a thief does not. */
+/* May there be something in a row that the caller takes? By a look from outside. */
+static inline int aspen_row_offers(const struct aspen_row *row, const struct aspen_user *u) {
+  uint64_t first = aspen_load_relaxed(&row->first);
+  return first && first <= u->before - 1;
+}
+
+/* Takes the best item of a row, of those that the caller takes: its owner waits for the lock, a thief does not. */
 static inline int aspen_pool_pop(struct aspen_row *row, struct aspen_user *u, int thief, uint64_t *item) {
-  if (!aspen_load_relaxed(&row->first)) return ASPEN_EMPTY;
+  uint32_t lanes;
+  if (!aspen_row_offers(row, u)) return ASPEN_EMPTY;
   int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);
   if (r) return r;
-  if (!aspen_load_relaxed(&row->first)) r = ASPEN_EMPTY;
+  if (!(lanes = aspen_row_lanes(row, u))) r = ASPEN_EMPTY;
   else if (!aspen_row_mapped(u)) r = ASPEN_ATTACH;
-  else *item = aspen_row_take(row, u);
+  else *item = aspen_row_take(row, u, lanes);
   aspen_row_unlock(row);
   return r;
 }

@@ -213,7 +213,7 @@ static inline void aspen_recover_client(struct aspen_client_segment *c) {
 /* `restart`: the flags cannot be trusted either (the dead worker may have scribbled), so running requests begin anew from their inputs. */
 static inline void aspen_recover(struct aspen_recovery *r, int restart) {
   struct aspen_control *c = r->station.control;
-  uint32_t running = 0;
+  uint64_t running = 0;
   aspen_recover_pool(c);
   for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {
     struct aspen_instance *i = &c->instance[id];
@@ -225,7 +225,7 @@ static inline void aspen_recover(struct aspen_recovery *r, int restart) {
       case ASPEN_INSTANCE_RUNNING: aspen_recover_running(r, id, generation, restart); break;
       case ASPEN_INSTANCE_DONE: aspen_recover_done(r, id, generation, restart); break;
     }
-    running += (uint32_t)aspen_load_relaxed(&i->word) == ASPEN_INSTANCE_RUNNING;
+    if ((uint32_t)aspen_load_relaxed(&i->word) == ASPEN_INSTANCE_RUNNING) running += ASPEN_RUNNING(i->class_);
   }
   aspen_store_relaxed(&c->claim.running, running);
   aspen_recover_turns(c);

@@ -28,9 +28,10 @@ static inline uint64_t aspen_tick_scale(void) {
   return (uint64_t)((((unsigned __int128)(n1 - n0)) << 32) / (t1 > t0 ? t1 - t0 : 1));
 }
 
-static inline void aspen_table_create(struct aspen_control *c, uint32_t max_workers, uint32_t spin_ns) {
+static inline void aspen_table_create(struct aspen_control *c, uint32_t max_workers, uint32_t spin_ns, uint32_t preempt_ns) {
   c->signals.n_rows = max_workers;
   c->signals.spin_ns = spin_ns;
+  c->signals.preempt_ns = preempt_ns;
   c->signals.steal = 1;
   c->signals.tick_ns_q32 = aspen_tick_scale();
 }

@@ -259,7 +259,7 @@ static void make_world(uint32_t seed, uint32_t workers) {
   supervisor = getpid();
   random_state = seed * 2654435761u + 1;
   n_workers = workers;
-  aspen_table_create(&world->control, ROWS, 20000);
+  aspen_table_create(&world->control, ROWS, 20000, 1000000);
   world->control.signals.seed = seed;
   for (uint32_t k = 0; k < CLIENTS; k++) {
     uint32_t segment = add_segment(ASPEN_ROLE_CLIENT, &world->client[k], sizeof world->client[k]);

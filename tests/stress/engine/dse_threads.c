@@ -269,7 +269,7 @@ int main(int argc, char **argv) {
   requests = (uint32_t)strtoul(argv[2], NULL, 10);
   setvbuf(stdout, NULL, _IOLBF, 0);
   alarm(WATCHDOG); /* somebody sleeps for ever: killed by the signal */
-  aspen_table_create(&control, WORKERS, 20000);
+  aspen_table_create(&control, WORKERS, 20000, 1000000);
   control.signals.seed = seed;
   add_client(0);
   add_client(1);
