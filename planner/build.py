@@ -117,14 +117,17 @@ def build_plan(
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found]:
     """The tiles of the graph, or with `slices` of the same with runs of layers in slices of the batch, if that finishes sooner before any
     search."""
-    if planning.search == "none" or planning.tiles is not None:
+    if planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles))
+    longest = planning.longest_ns
+    if planning.search == "none":
+        return storage, Found(choose_grids(storage, len(machine), longest=longest))
     others = [assign_storage(other) for other in in_slices(graph)] if slices else []
     if others:
-        ends = [_finishes(one, machine, choose_grids(one, len(machine))) for one in (storage, *others)]
+        ends = [_finishes(one, machine, choose_grids(one, len(machine), longest=longest)) for one in (storage, *others)]
         k = int(np.argmin(ends))
         storage = others[k - 1] if ends[k] < (1 - WORTH_PARTS) * ends[0] else storage
-    return storage, search(storage, machine, planning.search)
+    return storage, search(storage, machine, planning.search, longest)
 
 
 def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal
 
 import msgspec
 
+PREEMPT_MS: Final = 1.0
+"""Milliseconds that a tile of a lower class may keep a core from a higher one, where nothing else is said."""
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 Effort = Literal["none", "quick", "thorough"]
@@ -29,9 +32,12 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         search: How long to search for the tiles that finish soonest on the workers that there are. "none": each operator's tiles are
             chosen by themselves. "quick": a search of seconds at most. "thorough": a search from several starts, as long as it finds
             better tiles.
+        longest_ms: The longest that a tile should take, in milliseconds by the planner's estimate: so long may a request of a higher
+            priority wait for a core. None: ``preempt_ms`` of the runtime. 0: as long as is best for requests alone.
     """
 
     search: Effort = "quick"
+    longest_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
 
     def checked(self, *, stacks: bool = True) -> Experiment:
         """Return it as the planner takes it. `stacks`: False plans every layer by itself. ValueError says which value is out of range."""
@@ -57,6 +63,12 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     barriers: bool = False
     stacks: bool = True
     stack_steps: Annotated[int, msgspec.Meta(ge=2)] | None = None
+
+    @property
+    def longest_ns(self) -> float:
+        """Of a tile; infinite where there is no limit."""
+        limit = PREEMPT_MS if self.longest_ms is None else self.longest_ms
+        return limit * 1e6 or math.inf
 
 
 AUTOMATIC = Experiment()

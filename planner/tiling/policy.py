@@ -8,6 +8,7 @@ axes of their physical layout, so that a tile is a few long runs of memory. Axes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,17 +45,20 @@ _PRODUCTS = (TileModel.PRODUCT, TileModel.CONVOLUTION, TileModel.WINOGRAD)
 class Aim:
     """What tiles are cut for: so many workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the coarse tiles
     of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other. `tiles`: about
-    so many for every node, cut where that costs least, whatever number seems best."""
+    so many for every node, cut where that costs least, whatever number seems best. `longest`: nanoseconds that no tile takes, as far as a
+    node can be cut so fine."""
 
     workers: int
     tail: float
     halves: bool = True
     tiles: int | None = None
+    longest: float = math.inf
 
 
-def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> list[Grid]:
-    """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
-    aims = [Aim(workers, op_cost.tail(workers, products), workers > 1 and tiles is None, tiles) for products in (False, True)]
+def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longest: float = math.inf) -> list[Grid]:
+    """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`, `longest`: see `Aim`."""
+    halves = workers > 1 and tiles is None
+    aims = [Aim(workers, op_cost.tail(workers, products), halves, tiles, longest) for products in (False, True)]
     known: dict[int, Grid] = {}
     for kind, node in zip(kinds(storage), storage.steps, strict=True):
         if kind not in known:
@@ -116,7 +120,8 @@ def _runs_of_inputs(node: Node, storage: Storage) -> frozenset[int]:
 
 def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Aim) -> Grid:
     shape = node.output.shape
-    parts = min(aim.tiles or round(op_cost.wanted_tiles(tile_cost.whole_ns(node), aim.workers, aim.tail)), MAX_TILES)
+    whole_ns = tile_cost.whole_ns(node)
+    parts = min(aim.tiles or round(max(op_cost.wanted_tiles(whole_ns, aim.workers, aim.tail), whole_ns / aim.longest)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
     order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
     spec = SPECS[node.op]
@@ -159,7 +164,8 @@ def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDA
 
 
 def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
-    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`. `rows`, `columns`: (dimension, granule)."""
+    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`, of those whose tiles are short enough. `rows`,
+    `columns`: (dimension, granule)."""
     axes = [*rows, columns]
     blocks = tuple([_blocks(d, g) for d, g in axes])
     mesh, tiles = _mesh(blocks)
@@ -167,6 +173,8 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
     ns = evaluate(sizes) + op_cost.rates().tile_ns
     total = tiles * ns / aim.workers + aim.tail * ns
     total[tiles > MAX_TILES] = np.inf
+    least = ns[tiles <= MAX_TILES].min()
+    total[ns > max(aim.longest, least)] = np.inf
     if aim.tiles is not None:
         off = np.abs(np.log(tiles / aim.tiles))
         total[off > off.min() + ABOUT] = np.inf

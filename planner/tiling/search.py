@@ -16,6 +16,7 @@ depend on it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -110,16 +111,16 @@ class Found:
     simulated: int = 0
 
 
-def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Found:
-    """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine."""
-    grids = policy.choose_grids(storage, len(machine))
+def search(storage: Storage, machine: Machine, effort: Effort = "quick", longest: float = math.inf) -> Found:
+    """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine. `longest`: see `policy.Aim`."""
+    grids = policy.choose_grids(storage, len(machine), longest=longest)
     work = sum(whole_ns(storage))
     if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
         return Found(grids)
     budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
     if BEGIN * len(storage.steps) > budget:
         return Found(grids)
-    found = _Search(storage, machine, budget)
+    found = _Search(storage, machine, budget, longest)
     start = found.latency(grids)
     best: Found | None = None
     for begin in found.starts(grids, thorough=effort == "thorough"):
@@ -179,8 +180,8 @@ class _Rung:
 
 
 class _Search:
-    def __init__(self, storage: Storage, machine: Machine, budget: int) -> None:
-        self.storage, self.machine, self.budget = storage, machine, budget
+    def __init__(self, storage: Storage, machine: Machine, budget: int, longest: float = math.inf) -> None:
+        self.storage, self.machine, self.budget, self.longest = storage, machine, budget, longest
         self.workers = max(1, round(machine.power))
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
@@ -220,7 +221,8 @@ class _Search:
     def _even(self) -> Iterator[list[Grid]]:
         """All nodes cut by the same rule."""
         for tail, tiles in [*((tail, None) for tail in EVEN), *self.fair]:
-            yield [policy.grid_for(node, self.storage, Aim(self.workers, tail, tiles=tiles)) for node in self.storage.steps]
+            aim = Aim(self.workers, tail, tiles=tiles, longest=self.longest)
+            yield [policy.grid_for(node, self.storage, aim) for node in self.storage.steps]
 
     def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
         """The best that steps from these grids lead to."""
@@ -272,7 +274,7 @@ class _Search:
         tails = [(tail / self.workers, None) for tail in RUNGS if tail <= FINEST * self.workers]
         for tail, tiles in tails + self.fair:
             for halves in (False, True) if len(self.machine) > 1 else (False,):
-                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail, halves, tiles))
+                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail, halves, tiles, self.longest))
                 rung = self._rung(kind, node, grid)
                 out.setdefault(id(rung), rung)
         return sorted(out.values(), key=lambda rung: rung.grid.n)
