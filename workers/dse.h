@@ -29,7 +29,13 @@ struct aspen_dse {
   struct aspen_batch held; /* ready tiles that could not be pushed before something new is mapped */
   uint64_t opaque;        /* the tile that Python executes; 0: none */
   uint32_t looking;       /* counted in idle.spinners */
-  uint32_t gap;           /* enum aspen_gap */
+  uint32_t gap;           /* enum aspen_gap, … */
+  uint64_t gap_since;     /* … in ticks: since when it is ASPEN_GAP_HOLDS */
+  uint64_t shared_at;     /* ticks: up to here time is divided between classes; 0: requests of one class run */
+  int64_t owed_ns;        /* to classes below the highest, ASPEN_LENT times as much as their tiles may take; below 0: they have had it */
+  uint32_t highest;       /* class of which a request runs */
+  uint32_t lower;         /* the tile in hand is of a class below */
+  uint32_t lent;          /* the last turn of those was the lowest one's, of two */
   uint32_t n_victims, roster;
   int told;               /* eventfd: written to when this DSE has parked for a recovery, so that nobody has to look for it; -1: none */
   uint64_t looked_since;  /* ticks */
@@ -40,12 +46,6 @@ struct aspen_dse {
   uint64_t patience;      /* ticks: how long a tile is left to them */
   uint64_t left_since;    /* ticks: since then tiles are left to others; 0: they are not */
   uint32_t called;        /* one of them has been woken for it */
-  uint64_t gap_since;     /* ticks, in ASPEN_GAP_HOLDS */
-  uint64_t shared_at;     /* ticks: up to here time is divided between classes; 0: requests of one class run */
-  int64_t owed_ns;        /* to classes below the highest: ASPEN_LENT of them are one of theirs */
-  uint32_t highest;       /* class of which a request runs */
-  uint32_t lower;         /* the tile in hand is of a class below */
-  uint32_t lent;          /* the last turn of those was of the lowest of two */
   void *scratch;
   size_t scratch_bytes;
   uint32_t scratch_of, scratch_generation, scratch_op; /* instance, its generation and the op whose tile used `scratch` last; ASPEN_NONE: none did */
@@ -283,14 +283,14 @@ static inline int aspen_dse_owes(struct aspen_dse *d, uint64_t now) {
   if (!d->shared_at) {
     d->owed_ns = -most;
   } else {
-    const int64_t took = (int64_t)aspen_dse_ns(d, now - d->shared_at) + 1; /* a look counts, whatever the clock says */
+    const int64_t took = (int64_t)aspen_dse_ns(d, now - d->shared_at);
     d->owed_ns += d->lower ? -ASPEN_LENT * took : took;
     if (d->owed_ns > most) d->owed_ns = most;
     if (d->owed_ns < -most) d->owed_ns = -most;
   }
   d->lower = 0;
   d->shared_at = now | 1;
-  return d->owed_ns > 0;
+  return d->owed_ns >= 0;
 }
 
 /* Which requests' tiles this DSE takes now. Where requests of one class run: all. Is it the turn of a class below the highest? */

@@ -51,8 +51,6 @@ static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
 static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
 static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
 
-static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_TICKET_BITS); }
-
 /* Of claim.running: how many requests run, of all classes. */
 static inline uint32_t aspen_running_all(uint64_t running) {
   uint32_t n = 0;

@@ -14,8 +14,8 @@
  * if they were not marked as executed, or if what they had written to cannot be trusted (`scribbles`); no tile runs after its child; and nobody touches what is
  * shared from parking to the even epoch.
  *
- * usage: model SCENARIO [workers=N] [shares] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
- *          shares: each worker begins with its own queue share; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
+ * usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
+ *          shares: each worker begins with its own queue share; classes: the second request has a higher class; impatient: nothing is held back for it; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
  *          lone: none comes as long as another lives; settled: it begins when the first workers are there and sleep
  *          bound=N: only schedules with at most N preemptions; whole: without reduction; mirrored: without symmetry; compare: with and without reduction
  *       exit status: 0 every state is fine, 1 a violation (its trace is printed) or something lost by the reduction, 2 too many states, 3 usage
@@ -53,6 +53,7 @@ static const struct scenario scenarios[] = {
     {"again", SINGLE, 2, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},    /* one after the other: the instance, its flags and buffers are used again */
     {"queued", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, one instance: the second waits for the first one's END */
     {"beside", SINGLE, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, two instances */
+    {"rush-lazy", PAIR, 2, 2, 2, -1, -1, 0, 0, 1, NONE, 0, 0},  /* the same, and nobody steals */
     {"rush", PAIR, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},       /* the same with two tiles each */
     {"cancel", PAIR, 1, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},      /* cancelled right after submission */
     {"recancel", SINGLE, 2, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},  /* cancelled, then the slot is used again */
@@ -85,6 +86,8 @@ int main(int argc, char **argv) {
       o.walks = 20000; /* there is more to learn */
     } else if (!strncmp(argv[k], "workers=", 8)) more.workers = atoi(argv[k] + 8);
     else if (!strcmp(argv[k], "shares")) more.shares = 1;
+    else if (!strcmp(argv[k], "classes")) more.classes = 1;
+    else if (!strcmp(argv[k], "impatient")) more.impatient = 1;
     else if (!strcmp(argv[k], "scribbles")) more.scribbles = 1;
     else if (!strcmp(argv[k], "early")) more.early = 1;
     else if (!strcmp(argv[k], "lone")) more.lone = 1;
@@ -97,10 +100,11 @@ int main(int argc, char **argv) {
       known = 1;
       it = scenarios[k];
       it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early, it.lone = more.lone, it.shares = more.shares;
+      it.classes = more.classes, it.impatient = more.impatient;
       memcpy(it.lives, more.lives, sizeof it.lives);
     }
   if (!known) {
-    fprintf(stderr, "usage: model SCENARIO [workers=N] [shares] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
+    fprintf(stderr, "usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
     return 3;
   }
   if (it.workers < 1 + it.leaves || it.workers > MOST_WORKERS || (it.early && it.workers > 2)) return 3;

@@ -23,6 +23,8 @@ struct scenario {
   /* Of the command line: */
   int workers;
   int shares;                       /* each takes tiles from its own queue share on; else all from the first */
+  int classes;                      /* the second request has a higher class than the first, … */
+  int impatient;                    /* … whose tiles nobody holds back for it; else as long as it runs: clocks stand still */
   int lives[MOST_WORKERS];          /* how often each worker may die */
   int scribbles;                    /* it dies of a fault: what it may write to is garbage then */
   int early;                        /* a new worker may come at any time, even while the world stands still */

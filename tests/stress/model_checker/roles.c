@@ -126,7 +126,7 @@ void client_body(int me) {
     if (r < it.requests) {
       int s = r % it.slots;
       aspen_store_relaxed(&data[8 + 8 * s], input_of(r));
-      struct aspen_request q = {.plan = 1, .generation = 1, .data = 0, .class_ = 1, .offset = (uint64_t)(64 + 64 * s)};
+      struct aspen_request q = {.plan = 1, .generation = 1, .data = 0, .class_ = it.classes && r ? 0 : it.classes ? 2 : 1, .offset = (uint64_t)(64 + 64 * s)};
       told.sequence[s] = aspen_submit(&client, &bell, (uint32_t)s, &q);
       if (r == it.cancel) aspen_cancel(&client, &bell, (uint32_t)s, told.sequence[s]);
       if (it.spoils) aspen_store_relaxed(&client.slot[s].word, ASPEN_SLOT_WORD(told.sequence[s], ASPEN_SLOT_FREE));

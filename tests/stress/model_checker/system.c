@@ -339,6 +339,7 @@ void set_up(void) {
   make_plan();
   control.signals.n_rows = (uint32_t)it.workers;
   control.signals.steal = (uint32_t)!it.lazy;
+  control.signals.preempt_ns = (uint32_t)!it.impatient;
   control.signals.attach_seq = 1;
   for (int r = 0; r < it.workers; r++) control.worker[r].state = ASPEN_WORKER_JOINING;
   uint32_t s_plan = aspen_add_segment(&control, ASPEN_ROLE_PLAN, PLAN_BYTES), s_data = aspen_add_segment(&control, ASPEN_ROLE_DATA, sizeof data);

@@ -34,6 +34,15 @@ SCENARIOS = [
 ]
 CROWDED = "crowded"
 """Word of a scenario: rows keep the tiles of one request only apart, so those of two share a lane."""
+LENDING = "lending"
+"""Word of a scenario: tiles of lower classes always go first, as if it were always their turn."""
+WORDS = {
+    CROWDED: ("layout.h", "#define ASPEN_LANES 2", "#define ASPEN_LANES 1"),
+    LENDING: ("numbers.h", "#define ASPEN_LENT 32", "#define ASPEN_LENT 0"),
+}
+"""What is changed for a word."""
+CLASSES = ["beside classes workers=1 deaths=2", "beside classes impatient workers=1 deaths=2"]
+CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
 LONGER = ["beside", "queued", "leave", "drop-data", "announce", "relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
 DEATHS = [
     *("single deaths=1,0", "diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
@@ -72,15 +81,13 @@ COMPARED_LONG = [
 def compiled(folder: Path, checker: list[Path], scenario: str, changes: Sequence[tuple[str, str, str]] = (), optimise: str = "-O2") -> Path:
     """The model with `changes` (file, old, new) for a scenario."""
     cbuild.sources(folder)
-    if CROWDED in scenario.split():
-        changes = [*changes, ("layout.h", "#define ASPEN_LANES 2", "#define ASPEN_LANES 1")]
-    for name, old, new in changes:
+    for name, old, new in [*changes, *(WORDS[word] for word in scenario.split() if word in WORDS)]:
         cbuild.replace(folder / name, old, new)
     return cbuild.build_model(folder, checker, optimise)
 
 
 def run(model: Path, scenario: str) -> subprocess.CompletedProcess[str]:
-    words = [word for word in scenario.split() if word != CROWDED]
+    words = [word for word in scenario.split() if word not in WORDS]
     return subprocess.run([str(model), *words], capture_output=True, text=True, check=False, timeout=WATCHDOG)
 
 
@@ -113,11 +120,11 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
         print(f"{scenario}: {done.stdout}", end="", file=sys.stderr)
         return "" if done.returncode == 0 and "exhausted: " in done.stdout else f"{scenario}: {done.stdout}{done.stderr}"
 
-    wrong = complaints(check, (LONGER + DEATHS_LONG if LONG else []) + DEATHS + SCENARIOS)
+    wrong = complaints(check, (LONGER + DEATHS_LONG + CLASSES_LONG if LONG else []) + DEATHS + CLASSES + SCENARIOS)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("scenario", LONGER)
+@pytest.mark.parametrize("scenario", LONGER + CLASSES_LONG)
 def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
     """Thousands of random executions, and the first states of the search: what the long tier exhausts is not left alone until then."""
     done = run(model, f"{scenario} tso 200000")
@@ -130,6 +137,17 @@ def test_requests_that_share_a_lane_begin_well(tmp_path: Path, checker: list[Pat
         done = run(compiled(tmp_path / scenario.replace(" ", "-"), checker, scenario), f"{scenario} 100000")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "stopped: " in done.stdout
+
+
+def test_lower_classes_that_get_their_share(tmp_path: Path, checker: list[Path]) -> None:
+    """Exhausted with one worker; with two it begins well."""
+    model = compiled(tmp_path / LENDING, checker, f"beside {LENDING}")
+    done = run(model, "beside classes workers=1 deaths=2 tso")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exhausted: " in done.stdout
+    done = run(model, "beside classes settled tso 200000")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "stopped: " in done.stdout
 
 
 def test_reduction_loses_nothing(model: Path) -> None:
