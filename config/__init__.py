@@ -32,6 +32,7 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smt: bool = False
     max: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
+    preempt_ms: Annotated[float, msgspec.Meta(ge=0.0, le=1_000.0)] = 1.0
     cancel_grace_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 1.0
     efficiency_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.5
     low_power_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.35

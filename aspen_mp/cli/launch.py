@@ -18,7 +18,7 @@ import typer
 from aspen_mp import errors
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.options import GRACE_S
-from aspen_mp.client.arguments import MOST_WORKERS
+from aspen_mp.client.arguments import MOST_PREEMPT_MS, MOST_WORKERS
 from aspen_mp.errors import AspenError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ def launch(
         bool, typer.Option("--supervise", help="If the planner process dies, start the runtime again with its models.")
     ] = False,
     grace: options.Grace = GRACE_S,
+    preempt_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--preempt-ms", min=0.0, max=MOST_PREEMPT_MS, help="How long a tile may keep a core from a request of a higher priority, in ms."
+        ),
+    ] = None,
     max_queued: Annotated[
         int | None,
         typer.Option("--max-queued", min=1, help="How many requests of one client may wait. Further ones are refused with QueueFull."),
@@ -94,13 +100,13 @@ def launch(
             "--profile": profile,
             "--metrics": metrics,
         }
-        given |= {"--precision": precision, "--log": log.value, "--grace": grace, "--max-queued": max_queued}
+        given |= {"--precision": precision, "--log": log.value, "--grace": grace, "--preempt-ms": preempt_ms, "--max-queued": max_queued}
         _detached(models or [], name, given, supervise=supervise, as_json=as_json)
         return
     import aspen_mp
 
     start = functools.partial(aspen_mp.Runtime, workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value)
-    start = functools.partial(start, retry=supervise, grace_s=grace, max_queued=max_queued)
+    start = functools.partial(start, retry=supervise, grace_s=grace, preempt_ms=preempt_ms, max_queued=max_queued)
     _foreground(
         *(start, name, models or []),
         precision=rounded,

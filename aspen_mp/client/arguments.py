@@ -22,6 +22,7 @@ MOST_CPU: Final = 65535
 MOST_INSTANCES: Final = 32
 MOST_NAME: Final = 4096
 MOST_RECORDS: Final = (1 << 32) - 1
+MOST_PREEMPT_MS: Final = 1000.0
 ENDLESS_S: Final = 1e9
 """A time-out of so many seconds (30 years) or more is none: clocks of the system cannot count them all."""
 
@@ -115,6 +116,16 @@ def grace(what: str, value: Any) -> float:
     """A number of seconds, which may be many."""
     limit = seconds(what, value)
     return ENDLESS_S if limit is None else limit
+
+
+def milliseconds(what: str, value: Any, most: float) -> float:
+    """A number of milliseconds from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number of milliseconds, not {short(value)} ({type(value).__name__})")
+    number = float(value)
+    if not 0 <= number <= most:
+        raise ValueError(f"{what} must be 0 to {most:g} milliseconds, not {number:g}")
+    return number
 
 
 def shapes(what: str, value: Any) -> dict[str, tuple[int, ...]]:

@@ -73,6 +73,9 @@ class Runtime:
             other processes do not start the runtime again.
         cancel_grace_s: Seconds that a tile may go on after its request was cancelled, timed out or lost its client. Then its worker is
             ended and replaced, and other requests go on. None takes the profile's value.
+        preempt_ms: Milliseconds, 0 to 1000, for which a tile of a lower priority may keep a core from a request of a higher one. Models
+            whose requests run beside a higher priority are planned again with tiles no longer than this, by the planner's estimate. Tiles
+            that Python executes cannot be cut. 0: tiles are as long as is best for each model alone. None takes the profile's value.
         grace_s: Seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
         max_queued: How many requests of each client process may wait for workers; one more raises QueueFull. None: no limit.
 
@@ -94,6 +97,7 @@ class Runtime:
         log: Literal["info", "warning", "off"] | None = None,
         retry: bool = False,
         cancel_grace_s: float | None = None,
+        preempt_ms: float | None = None,
         grace_s: float = GRACE_S,
         max_queued: int | None = None,
     ) -> None:
@@ -101,7 +105,14 @@ class Runtime:
         self._life: Trace | None
         self._profile = config.load(profile)
         command = server_config(
-            workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log, cancel_grace_s=cancel_grace_s
+            workers,
+            cores=cores,
+            max_workers=max_workers,
+            profile=self._profile,
+            name=name,
+            log=log,
+            cancel_grace_s=cancel_grace_s,
+            preempt_ms=preempt_ms,
         )
         command["grace_s"] = arguments.grace("grace_s", grace_s)
         command["max_queued"] = 0 if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
@@ -586,6 +597,7 @@ def server_config(
     name: str | None = None,
     log: str | None = None,
     cancel_grace_s: float | None = None,
+    preempt_ms: float | None = None,
 ) -> dict[str, Any]:
     """What `start_server` takes, checked: arguments first, the profile where they are None."""
     own = profile.workers
@@ -612,6 +624,7 @@ def server_config(
         "classes": list(own.classes),
         "smt": own.smt,
         "spin_us": own.spin_us,
+        "preempt_ms": own.preempt_ms if preempt_ms is None else arguments.milliseconds("preempt_ms", preempt_ms, arguments.MOST_PREEMPT_MS),
         "cache": config.cache_folder(profile),
         "cache_bytes": profile.cache.limit_mib << 20,
         "leases": core_leases.folder(),

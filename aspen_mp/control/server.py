@@ -77,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[str] | None = None
     smt: bool = False
     spin_us: int = 100
+    preempt_ms: float = 1.0
     stealing: bool = True
     order: str = "fifo"
     cache: str = ""
@@ -150,7 +151,12 @@ class Server:
         self._control = Segment.create("control", _control.CONTROL_BYTES)
         self._doorbell = _sealed("doorbell", _control.DOORBELL_BYTES)
         self._table = _control.ControlTable(
-            self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
+            self._control.mapping,
+            self._doorbell.mapping,
+            create=True,
+            max_workers=self._max_workers,
+            spin_us=config.spin_us,
+            preempt_us=round(config.preempt_ms * 1000),
         )
         self._table.set_stealing(config.stealing)
         self._table.set_policy(config.order)
@@ -196,6 +202,7 @@ class Server:
             speeds=lambda: self._planned_for,
             prepare=self._imports.now,
             prepared=self._imports.ready,
+            preempt_ms=config.preempt_ms,
         )
         resources = Resources(self._loop, self._table, self._segments, self._reserver, self._event_log)
         self._models = ModelStore(resources, setup, self._collect, self._traces.plan_added, config.plans_bytes)

@@ -7,8 +7,6 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-PREEMPT_MS: Final = 1.0
-"""Milliseconds that a tile of a lower class may keep a core from a higher one, where nothing else is said."""
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 Effort = Literal["none", "quick", "thorough"]
@@ -33,7 +31,8 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             chosen by themselves. "quick": a search of seconds at most. "thorough": a search from several starts, as long as it finds
             better tiles.
         longest_ms: The longest that a tile should take, in milliseconds by the planner's estimate: so long may a request of a higher
-            priority wait for a core. None: ``preempt_ms`` of the runtime. 0: as long as is best for requests alone.
+            priority wait for a core. None: as long as is best for requests alone, until such a request comes, and then ``preempt_ms`` of
+            the runtime. 0: always as long as is best for requests alone.
     """
 
     search: Effort = "quick"
@@ -67,8 +66,7 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     @property
     def longest_ns(self) -> float:
         """Of a tile; infinite where there is no limit."""
-        limit = PREEMPT_MS if self.longest_ms is None else self.longest_ms
-        return limit * 1e6 or math.inf
+        return (self.longest_ms or math.inf) * 1e6
 
 
 AUTOMATIC = Experiment()

@@ -164,8 +164,8 @@ def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDA
 
 
 def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
-    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`, of those whose tiles are short enough. `rows`,
-    `columns`: (dimension, granule)."""
+    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`, of those whose tiles are short enough.
+    `rows`, `columns`: (dimension, granule)."""
     axes = [*rows, columns]
     blocks = tuple([_blocks(d, g) for d, g in axes])
     mesh, tiles = _mesh(blocks)

@@ -65,7 +65,16 @@ class ControlTable:
     returns the segments that became unused, already marked as dropped: close them and publish(), which makes the workers unmap them.
     """
 
-    def __init__(self, control: Buffer, doorbell: Buffer, *, create: bool = False, max_workers: int = 256, spin_us: int = 100, preempt_us: int = 1000) -> None: ...
+    def __init__(
+        self,
+        control: Buffer,
+        doorbell: Buffer,
+        *,
+        create: bool = False,
+        max_workers: int = 256,
+        spin_us: int = 100,
+        preempt_us: int = 1000,
+    ) -> None: ...
 
     # segments, plans, clients
     def add_segment(self, role: str, nbytes: int) -> int:

@@ -50,7 +50,7 @@ cdef extern from "table.h" nogil:
         uint64_t core_ns, alone_ns, refused, expired
         uint32_t instance[32]
     struct aspen_instance:
-        uint64_t word, served, fault, queued_ns, ran_ns, missed
+        uint64_t word, served, beside, fault, queued_ns, ran_ns, missed
         uint32_t plan, arena, client
     struct aspen_client:
         uint32_t state, segment
@@ -396,7 +396,8 @@ cdef class ControlTable:
         cdef aspen_plan *p = &self.c.plan[<uint32_t>plan]
         instances = [p.instance[i] for i in range(p.n_instances)]
         return {"generation": p.generation, "segment": p.segment, "draining": p.state == ASPEN_PLAN_DRAINING, "instances": instances,
-                "served": sum(aspen_stat_load(&self.c.instance[<uint32_t>i].served) for i in instances)}
+                "served": sum(aspen_stat_load(&self.c.instance[<uint32_t>i].served) for i in instances),
+                "beside": sum(aspen_stat_load(&self.c.instance[<uint32_t>i].beside) for i in instances)}
 
     def drop_plan(self, plan):
         if not 0 < plan < ASPEN_MAX_PLANS or self.c.plan[<uint32_t>plan].state != ASPEN_PLAN_LIVE:

@@ -82,7 +82,7 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
     aspen_answer(c, i->slot, ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING), error, error ? (uint32_t)(fault >> 32) : ASPEN_NONE,
                  error ? i->needed : 0, i->started_ns);
   aspen_stat_add(&i->served, 1);
-  aspen_sub_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_));
+  if (aspen_sub_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_)) & (ASPEN_RUNNING(i->class_) - 1)) aspen_stat_add(&i->beside, 1);
   aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
   /* The planner process marks a plan, client or data segment as ending, then looks for running instances; we free the instance, then look for
    * the mark. */

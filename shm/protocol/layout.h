@@ -366,7 +366,8 @@ struct aspen_instance {
   uint64_t missed;     /* requests that ended after their deadline */
   uint64_t waited_ns;  /* claiming DSE: of this request, from submission to start … */
   uint64_t admitted_ns; /* … and when it was admitted */
-  uint64_t reserved2[3];
+  uint64_t beside;     /* of `served`, those that ended while requests of a higher class ran; both: DSE of END, server when it gives the instance out */
+  uint64_t reserved2[2];
 };
 
 enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING };

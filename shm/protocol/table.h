@@ -100,7 +100,7 @@ static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment,
     p->instance[k] = instance[k];
     i->plan = id;
     i->arena = arenas[k];
-    i->served = i->queued_ns = i->ran_ns = i->missed = 0;
+    i->served = i->beside = i->queued_ns = i->ran_ns = i->missed = 0;
     aspen_store_release(&i->word, ASPEN_STATE(i->word >> 32, ASPEN_INSTANCE_FREE));
   }
   p->model = p->share = 0;

@@ -27,7 +27,7 @@ from aspen_mp.shm.segments import Segment, spacious
 class PlanningSetup:
     """What plans are made with. `rates`: of the cost model, and `rates_name`, theirs. `limits`: of a planning child. `speeds()` are
     those of the cores to plan for. `prepare()` comes before a planning child is forked; `prepared()` says whether that takes no time any
-    more, and sees to it."""
+    more, and sees to it. `preempt_ms`: how long tiles are to be at most where requests of a higher class come, 0: as long as they are."""
 
     cache: Cache | None
     rates: Rates
@@ -36,6 +36,7 @@ class PlanningSetup:
     speeds: Callable[[], list[float]]
     prepare: Callable[[], None]
     prepared: Callable[[], bool] = lambda: True
+    preempt_ms: float = 0.0
 
 
 class PlanBuilder(Machine):

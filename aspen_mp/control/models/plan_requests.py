@@ -91,10 +91,10 @@ class PlanRequests(PlanBuilder):
 
     def refresh(self) -> None:
         """Has a plan made again, if there is one to be. What takes the place of another is searched, wherever it comes from."""
-        plan = replanning.choose(self._models.values(), self._table, self._setup.speeds())
+        plan = replanning.choose(self._models.values(), self._table, self._setup.speeds(), self._setup.preempt_ms)
         if plan is None:
             return
-        entry = self.kept(plan.model, plan.job)
+        entry = None if plan.job.longest_ms else self.kept(plan.model, plan.job)
         if plan.key in plan.model.live and entry is not None and not entry.note.searched:
             entry = None
         self.begin(plan if plan.model.making.get(plan.key) is plan else self._request(plan), entry)
@@ -143,7 +143,8 @@ class PlanRequests(PlanBuilder):
         if plan.background and plan.key in model.live:
             plan.tried_at = time.monotonic()
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
-            self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds)
+            limit = {"longest_ms": job.longest_ms} if job.longest_ms else {}
+            self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds, **limit)
             self.retire(model.live[plan.key])
         served_bucket, bucket = plan.served_bucket, job.bucket
         if bucket is not None and served_bucket is not None:

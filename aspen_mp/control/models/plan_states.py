@@ -139,7 +139,7 @@ class Plan:
     While it is made from the plan cache: `entry`, and the `arenas` that were reserved. As soon as it is published: `answer`, as told to
     clients (its `id` is replaced each time), and `segments`, its own and its arenas'. `served_bucket`: of one for a shape bucket, whose
     answer is that where it is longest; `no_bucket`: it was to be one, and there is none for any bucket of that length. `cached`: it came
-    from the cache.
+    from the cache. `longest_ns`: of its tiles.
 
     `tried_at`: when it was last made again, or that was tried; `failed`: how often in a row that has failed since, `why` the last time.
     `served`: requests, when it was last looked at. `mark`: of one behind data, what it had served when others were retired, requests that
@@ -159,6 +159,7 @@ class Plan:
     served_bucket: ServedBucket | None = field(default=None, init=False)
     no_bucket: bool = field(default=False, init=False)
     cached: bool = field(default=False, init=False)
+    longest_ns: float = field(default=0.0, init=False)
     tried_at: float = field(default=-math.inf, init=False)
     failed: int = field(default=0, init=False)
     why: str = field(default="", init=False)

@@ -11,6 +11,7 @@ import msgspec
 from aspen_mp.control.memory import weight_files
 from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.memory.segments import Borrowed
+from aspen_mp.control.models import tile_names
 from aspen_mp.control.models.plan_states import Model, Plan
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.replanning import often
@@ -55,6 +56,7 @@ class Publisher:
         try:
             if plan_segment is None:
                 plan_segment = self._checked(model, made)
+            plan.longest_ns = tile_names.longest_ns(plan_segment.fd)
             if made.reused >= 0:
                 child_main.clear_arena(made.reused, plan_segment)
             owner = f"model {model.id}"

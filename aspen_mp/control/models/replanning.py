@@ -1,4 +1,5 @@
-"""Which plan is made again, behind requests: one that is in use, but was made for other cores than there are, or without a search."""
+"""Which plan is made again, behind requests: one that is in use, but was made for other cores than there are, or without a search, or has
+long tiles beside requests of a higher class."""
 
 from __future__ import annotations
 
@@ -40,34 +41,44 @@ def patient(limits: Limits) -> Limits:
     return replace(limits, patience_s=REPLAN_PATIENCE * limits.patience_s, nice=REPLAN_NICE)
 
 
-def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[float]) -> Plan | None:
+def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float = 0.0) -> Plan | None:
     """The plan that is made next: the successor of a live one, or one that waits for its turn. One at a time, and behind whatever clients
-    want. Asked now and then: what has served nothing since is left alone."""
+    want. Asked now and then: what has served nothing since is left alone. `preempt_ms`: see `PlanningSetup`."""
     models = list(models)
     if any(model.begun for model in models):
         return None
-    return _successor(models, table, speeds) or _often_asked_for(models, speeds)
+    return _successor(models, table, speeds, preempt_ms) or _often_asked_for(models, speeds)
 
 
-def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float]) -> Plan | None:
-    """Of outdated plans, that of the one that has served most of late."""
+def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float) -> Plan | None:
+    """Of outdated plans, that of the one that has served most of late. What keeps a higher class waiting does not wait itself."""
     now = time.monotonic()
-    outdated: list[tuple[int, Plan]] = []
+    outdated: list[tuple[bool, int, Plan]] = []
     for plan in (plan for model in models for plan in model.live.values()):
         if not plan.answer.plan or plan.answer.dynamic or plan.model.options.planning.tiles is not None:
             continue  # there are no tiles to choose
-        served = table.plan(plan.answer.plan)["served"]
+        there = table.plan(plan.answer.plan)
+        served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
         pause = min(REPLAN_S * 2.0 ** min(plan.failed, 16), MOST_REPLAN_S)
         due = not alike(plan.job.speeds, speeds) or (not plan.job.search and served >= plan.answer.often)
-        if served > plan.served and due and now - plan.tried_at >= pause:
-            outdated.append((served - plan.served, plan))
+        waited = now - plan.tried_at >= pause
+        if served > plan.served and ((due and waited) or (long and (waited or not plan.failed))):
+            outdated.append((long, served - plan.served, plan))
         plan.served = served
     if not outdated:
         return None
-    _, plan = max(outdated, key=lambda item: item[0])
+    long, _, plan = max(outdated, key=lambda item: item[:2])
     plan.tried_at = now
-    job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=True, spares=[])
+    limit = preempt_ms if long else plan.job.longest_ms
+    # The plan cache has the plans that are best alone: other runtimes may have no such requests.
+    job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=not limit, longest_ms=limit, spares=[])
     return Plan(plan.model, plan.key, job, background=True)
+
+
+def _cuttable(plan: Plan, preempt_ms: float) -> bool:
+    """Whether its tiles are longer than a higher class is to wait, and nobody has said or tried how long they should be."""
+    asked = plan.model.options.planning.longest_ms
+    return bool(preempt_ms) and asked is None and not plan.job.longest_ms and plan.longest_ns > preempt_ms * 1e6
 
 
 def _often_asked_for(models: list[Model], speeds: list[float]) -> Plan | None:

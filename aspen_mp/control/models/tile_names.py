@@ -53,6 +53,16 @@ def op_of(fd: int, tile: int) -> str:
     return op_name(fd, op_of_tile(fd, tile)) if 0 <= tile < _field(fd, "plan_header", "n_tiles") else ""
 
 
+def longest_ns(fd: int) -> float:
+    """What a tile of the plan behind `fd` takes at most, by the plan's estimate for an average tile of each op. Tiles that Python executes
+    do not count: they cannot be cut."""
+    size = _SIZES["op"]
+    ops = os.pread(fd, size * _field(fd, "plan_header", "n_ops"), _field(fd, "plan_header", "ops"))
+    kernel, cost = _PLACES["op"]["kernel"][0], _PLACES["op"]["cost_ns"][0]
+    costs = (struct.unpack_from("<f", ops, at + cost)[0] for at in range(0, len(ops), size) if ops[at + kernel] != _OPAQUE)
+    return max(costs, default=0.0)
+
+
 def tile_estimate(fd: int, tile: int) -> tuple[str, bool, float]:
     """What the op of a tile is called, whether Python executes it, and how long the tile may well take, in seconds.
 

@@ -254,6 +254,9 @@ class Planner:
                 self._ahead.begin(_roomy(arena_bytes))
 
         mine = self._options
+        planning = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
+        if planning.longest_ms is None:
+            planning = msgspec.structs.replace(planning, longest_ms=message.longest_ms)
         return api.Options(
             winograd=mine.winograd,
             accuracy=mine.accuracy,
@@ -261,7 +264,7 @@ class Planner:
             sums_bytes=mine.sums_bytes,
             pairs=mine.pairs,
             capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
-            planning=mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none"),
+            planning=planning,
             build=PlanOptions(sized=sized),
         )
 

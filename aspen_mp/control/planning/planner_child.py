@@ -59,6 +59,8 @@ class PlanStage(protocol.Message):
     """Whether the plan cache keeps it."""
     spares: list[int] = msgspec.field(default_factory=list)
     """Bytes of arenas of plans that are gone, of which it may have one."""
+    longest_ms: float = 0.0
+    """How long its tiles are to be at most, where the model's options do not say; 0: as long as is best."""
     bucket: WantedBucket | None = None
     """The bucket that the plan is to be for, if the model has one for it, or for a part of it; else it is for the only stage alone."""
 

@@ -173,15 +173,15 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "does not count a request as complete",
             "complete.h",
-            "  aspen_sub_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_));\n",
-            "",
+            "aspen_sub_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_)) &",
+            "0 &",
             "single",
         ),
         (
             "counts a request that is complete in another class",
             "complete.h",
-            "claim.running, ASPEN_RUNNING(i->class_)",
-            "claim.running, ASPEN_RUNNING(0)",
+            "claim.running, ASPEN_RUNNING(i->class_))",
+            "claim.running, ASPEN_RUNNING(0))",
             "single",
         ),
         (
