@@ -306,7 +306,7 @@ static inline int aspen_dse_classes(struct aspen_dse *d) {
   const uint64_t now = aspen_ticks();
   const int turn = aspen_dse_owes(d, now);
   if (d->gap == ASPEN_GAP_HOLDS && aspen_dse_ns(d, now - d->gap_since) >= aspen_stat_load(&d->s.control->signals.preempt_ns)) d->gap = ASPEN_GAP_OVER;
-  if (d->gap != ASPEN_GAP_OVER) d->s.user.before = aspen_order(d->highest + 1, 0);
+  if (d->gap != ASPEN_GAP_OVER) d->s.user.before = aspen_order_first(d->highest + 1);
   return turn;
 }
 
@@ -704,7 +704,7 @@ static inline int aspen_dse_lend(struct aspen_dse *d, uint64_t *item) {
   int r = aspen_dse_put_back(d);
   if (r) return r;
   d->lent = !d->lent;
-  u->from = aspen_order(d->highest + 1 + d->lent, 0);
+  u->from = aspen_order_first(d->highest + 1 + d->lent);
   u->before = 0;
   r = aspen_dse_pop(d, item);
   u->from = 0;

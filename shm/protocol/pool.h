@@ -48,6 +48,8 @@ static inline uint32_t aspen_random(uint32_t *state) {
 static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
   return (uint64_t)class_ << ASPEN_CLASS_SHIFT | (timed ? 0 : ASPEN_ORDER_UNTIMED) | (key & ASPEN_ORDER_KEY);
 }
+/* Below it are the orders of all higher classes. */
+static inline uint64_t aspen_order_first(uint32_t class_) { return aspen_order(class_, 1, 0); }
 static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
 static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
 

@@ -155,7 +155,7 @@ int main(void) {
   for (uint32_t t = 0; t < TILES; t++) tiles[t].depth = (uint8_t)(t % ASPEN_DEPTHS);
   for (uint32_t r = 1; r <= REQUESTS; r++) {
     links[r] = next[r], views[r] = &view[r], view[r].plan = &plan;
-    control.instance[r].order = aspen_order(r - 1, 10 - r); /* the lowest is the oldest */
+    control.instance[r].order = aspen_order(r - 1, 0, 10 - r); /* the lowest is the oldest */
   }
   for (uint32_t w = 0; w < WORKERS; w++) aspen_dse_init(&dse[w], &control, &bell, w, NULL, NULL, views, links);
   one_class();
