@@ -92,7 +92,7 @@ def seconds(what: str, value: Any) -> float | None:
     return number if number < ENDLESS_S else None
 
 
-def milliseconds(what: str, value: Any) -> int:
+def deadline(what: str, value: Any) -> int:
     """A time of more than 0 milliseconds, in nanoseconds."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number of milliseconds or None, not {short(value)} ({type(value).__name__})")

@@ -807,7 +807,7 @@ def _urgency(priority: str, deadline_ms: float | None = None, on_late: OnLate = 
     except (KeyError, TypeError):
         raise RequestError(f"priority {priority!r} is unknown. Give one of {', '.join(map(repr, PRIORITIES))}") from None
     runs_on = on_late != "drop" and arguments.one_of("on_late", on_late, ("drop", "run")) == "run"
-    return plain if deadline_ms is None else Urgency(plain.level, arguments.milliseconds("deadline_ms", deadline_ms), runs_on)
+    return plain if deadline_ms is None else Urgency(plain.level, arguments.deadline("deadline_ms", deadline_ms), runs_on)
 
 
 def _sooner(timeout: float | None, urgency: Urgency) -> float:

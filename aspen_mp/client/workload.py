@@ -18,7 +18,7 @@ import numpy as np
 
 from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
-from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.errors import DeadlineMissed, RequestError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,15 +52,18 @@ class Network:
 class _Pipeline:
     """A source and all that is behind or beside it: one model, whose requests one thread sends."""
 
-    def __init__(self, source: Network, every_s: float | None, feeds: Feeds | None) -> None:
+    def __init__(self, source: Network, every_s: float | None, feeds: Feeds | None, urgency: dict[str, Any], share: float) -> None:
+        """`urgency`: arguments of `Model.submit`."""
         self.source = source
+        self.urgency = urgency
+        self.share = share
         self.every_s = every_s
         self.feeds = feeds
         self.networks = [source]
         self.model: Model | None = None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
-        self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0}
+        self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0, "missed": 0}
         self.latencies: deque[float] = deque(maxlen=_KEPT)
         self.lock = threading.Lock()
         self.began = self.ended = 0.0
@@ -123,6 +126,9 @@ class Workload:
         name: str | None = None,
         every_ms: float | None = None,
         feeds: Feeds | None = None,
+        priority: str = "normal",
+        deadline_ms: float | None = None,
+        share: float = 1.0,
         after: Network | None = None,
         beside: Network | None = None,
         inputs: Mapping[str, str] | None = None,
@@ -136,6 +142,10 @@ class Workload:
             every_ms: Of a source: milliseconds between its requests. None: the next one is sent as soon as a result is there.
             feeds: Of a source: a function that returns {input: array} for a request, or an iterable of such dicts, whose end ends the
                 pipeline. Inputs of other networks of the pipeline are called NETWORK.INPUT. None: `run` sends the requests.
+            priority: Of a source: the class of its requests, as of `Model.run`.
+            deadline_ms: Of a source: when results are needed, in milliseconds from the time of each request. A request that cannot keep to
+                it is dropped and counted.
+            share: Of a source: as of `Runtime.load`.
             after: A network whose outputs this one reads.
             beside: A network whose inputs this one reads, too.
             inputs: {input: "NETWORK.TENSOR"}: which output or input of another network of the pipeline an input is. Inputs that are not
@@ -146,7 +156,7 @@ class Workload:
             The network, to be named by `after` and `beside` of others.
 
         Raises:
-            ValueError: A name that is taken or has other characters, or `every_ms` or `feeds` of a network that is no source.
+            ValueError: A name that is taken or has other characters, or something of a source that is said of another network.
             RequestError: The workload has been started.
         """
         if self._folder is not None:
@@ -161,10 +171,14 @@ class Workload:
                     raise ValueError(f"{relation} must be a network that `add` of this workload returned, not {other!r}")
                 entry[relation] = other.name
         network = Network(self, name, entry, on_result)
+        urgency = {"priority": priority} if deadline_ms is None else {"priority": priority, "deadline_ms": deadline_ms}
         if after is None and beside is None:
-            self._pipelines[name] = _Pipeline(network, _period(every_ms), feeds)
-        elif every_ms is not None or feeds is not None:
-            raise ValueError(f"network {name!r} runs when its source does: every_ms and feeds belong to a network without after and beside")
+            self._pipelines[name] = _Pipeline(network, _period(every_ms), feeds, urgency, share)
+        elif every_ms is not None or feeds is not None or urgency != {"priority": "normal"} or share != 1.0:
+            raise ValueError(
+                f"network {name!r} runs when its source does: every_ms, feeds, priority, deadline_ms and share belong to a network without "
+                "after and beside"
+            )
         else:
             pipelines = {self._pipeline_of(other).source.name: other for other in (after, beside) if other is not None}
             if len(pipelines) > 1:
@@ -194,7 +208,7 @@ class Workload:
             for source, pipeline in self._pipelines.items():
                 path = self._written(self._folder, source, pipeline)
                 name = ", ".join(network.name for network in pipeline.networks)
-                pipeline.model = self._load(path, name=name, instances=IN_FLIGHT[self._objective])
+                pipeline.model = self._load(path, name=name, instances=IN_FLIGHT[self._objective], share=pipeline.share)
         except BaseException:
             self.stop()
             raise
@@ -250,7 +264,7 @@ class Workload:
             raise RequestError(f"network {source.name!r} is no source of this workload")
         self.load()
         assert pipeline.model is not None
-        return pipeline.model.run(pipeline.named(feeds))
+        return pipeline.model.run(pipeline.named(feeds), **pipeline.urgency)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until every pipeline has come to the end of its feeds.
@@ -278,8 +292,8 @@ class Workload:
 
         Returns:
             For each: `networks`, `every_ms`, `requests` and `results` so far, `skipped` (times at which the request before was still
-            running), `late` (results later than the next period began), `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest
-            latencies, from the time at which the request was due), `error`.
+            running), `late` (results that came after the next period had begun), `missed` (requests dropped because of their deadline),
+            `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest latencies, from when the request was due), `error`.
         """
         return [pipeline.description() for pipeline in self._pipelines.values()]
 
@@ -316,7 +330,7 @@ class Workload:
                 with pipeline.lock:
                     pipeline.counts["requests"] += 1
                 alone = IN_FLIGHT[self._objective] == 1  # nobody changes the inputs before the result is there
-                waiting.append((due, pipeline.model.submit(pipeline.named(feeds), copy=not alone)))
+                waiting.append((due, pipeline.model.submit(pipeline.named(feeds), copy=not alone, **pipeline.urgency)))
                 if alone:
                     self._take(pipeline, *waiting.popleft())
             while waiting:
@@ -327,7 +341,12 @@ class Workload:
                 future.cancel()
 
     def _take(self, pipeline: _Pipeline, due: float, future: Any) -> None:
-        results = future.result()
+        try:
+            results = future.result()
+        except DeadlineMissed:
+            with pipeline.lock:
+                pipeline.counts["missed"] += 1
+            return
         with pipeline.lock:
             pipeline.ended = time.monotonic()
             took = pipeline.ended - due

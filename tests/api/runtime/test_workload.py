@@ -155,6 +155,19 @@ def test_an_error_ends_its_pipeline_alone(shared_runtime: aspen_mp.Runtime, wher
     assert good["error"] is None
 
 
+def test_what_misses_its_deadline_is_counted(shared_runtime: aspen_mp.Runtime) -> None:
+    """A deadline that has passed before anything begins, and one that nothing can miss; the pipeline goes on."""
+    model = small_models.mlp()
+    with shared_runtime.workload() as workload:
+        workload.add(model, name="never", feeds=[{"x": X}] * 4, deadline_ms=1e-6)
+        workload.add(model, name="ever", feeds=[{"x": X}] * 4, deadline_ms=1e9, priority="high", share=2.0)
+        workload.start()
+        assert workload.wait()
+        never, ever = workload.status()
+    assert (never["requests"], never["results"], never["missed"], never["error"]) == (4, 0, 4, None)
+    assert (ever["requests"], ever["results"], ever["missed"], ever["error"]) == (4, 4, 0, None)
+
+
 def test_what_cannot_be_meant_is_refused(shared_runtime: aspen_mp.Runtime) -> None:
     model = small_models.mlp()
     with pytest.raises(ValueError, match="objective must be"):
@@ -173,6 +186,7 @@ def test_what_cannot_be_meant_is_refused(shared_runtime: aspen_mp.Runtime) -> No
         ({"name": "b", "beside": "a"}, "of this workload"),
         ({"name": "b", "after": a, "every_ms": 5}, "belong to a network without after and beside"),
         ({"name": "b", "after": a, "feeds": []}, "belong to a network without after and beside"),
+        ({"name": "b", "beside": a, "priority": "high"}, "belong to a network without after and beside"),
         ({"name": "b", "after": a, "beside": workload.add(model, name="c")}, "belongs to two pipelines"),
     ):
         with pytest.raises(ValueError, match=message):
