@@ -6,7 +6,8 @@
 
 #define ASPEN_MOST_SPAN_NS (24 * 3600 * (uint64_t)1000000000) /* a later deadline counts as this one */
 #define ASPEN_TIMED_PART 0.95 /* of core time, at most, for requests with deadlines; so the others of their class always get on … */
-#define ASPEN_TIMED_BURST_NS 2e9 /* … after so much of all cores' time */
+#define ASPEN_TIMED_BURST_NS 2e9 /* … after so much of all cores' time, … */
+#define ASPEN_TIMED_AHEAD_NS 1e10 /* … and what will have flowed in until the deadline, or so far ahead */
 #define ASPEN_UNKNOWN_NS 1e6  /* a request of which nothing is known is expected to take so much core time */
 #define ASPEN_FIRST_WIDTH 0.87 /* share of all cores that a request is expected to use before any has run alone */
 #define ASPEN_FIRST_STRETCH 1.1
@@ -105,14 +106,13 @@ static inline void aspen_note_expected(struct aspen_station *s, const struct asp
   }
 }
 
-/* Core time for requests with deadlines flows in at ASPEN_TIMED_PART of what there is. Returns how long to wait for `work` of it, ns; 0: it is there, and is spent
- * if `spend`. */
+/* Core time for requests with deadlines flows in at ASPEN_TIMED_PART of what there is. Returns how long until `work` of it is there, ns; with `spend` it is
+ * spent now. */
 static inline double aspen_spend(struct aspen_turns *t, uint64_t now, double capacity, double work, int spend) {
   double rate = ASPEN_TIMED_PART * capacity, most = ASPEN_TIMED_BURST_NS * capacity;
   double spent = (double)t->spent_ns - (double)(now > t->refilled_ns ? now - t->refilled_ns : 0) * rate;
   if (!(spent > 0)) spent = 0;
-  if (spent > 0 && spent + work > most) return (spent + work - most) / rate;
-  if (!spend) return 0;
+  if (!spend) return spent > 0 && spent + work > most ? (spent + work - most) / rate : 0;
   t->refilled_ns = now;
   t->spent_ns = (uint64_t)(spent + work < 1e18 ? spent + work : 1e18);
   return 0;
@@ -134,7 +134,7 @@ static inline double aspen_simulate(struct aspen_station *s, const struct aspen_
   uint32_t broken = aspen_broken(s, f, n, r->class_, now, stretch, &takes);
   if (takes > span) return takes;
   double wait = aspen_spend(t, now, capacity, one.work, 0);
-  if (wait > 0) return wait + takes > span ? wait + takes : span + 1;
+  if (wait > span || wait > ASPEN_TIMED_AHEAD_NS) return wait + takes > span ? wait + takes : span + 1;
   if (broken) {
     uint32_t others = aspen_rivals(s, NULL, capacity, f);
     aspen_fluid_run(f, others, capacity, rate);

@@ -158,12 +158,13 @@ class Machine:
         self.table.worker_gone(row)
         assert status == 0, f"worker {row} ended with status {status:#x}"
 
-    def load(self, plan: Synthetic, instances: int = 2) -> tuple[int, int]:
+    def load(self, plan: Synthetic, instances: int = 2, **terms: Any) -> tuple[int, int]:
+        """`terms`: of `ControlTable.add_plan`."""
         # The plan's own first bytes are its magic; the segment is stamped over them with the size of the segment, which is the larger.
         segment = Segment.create("plan", len(plan.plan))
         segment.buf[: len(plan.plan)] = plan.plan
         arenas = [self.announce(Segment.create("arena", plan.arena_bytes)) for _ in range(instances)]
-        result = self.table.add_plan(self.announce(segment), [], arenas)
+        result = self.table.add_plan(self.announce(segment), [], arenas, **terms)
         self.table.publish()
         return result
 
