@@ -56,6 +56,13 @@ def classifier(net: VisionNet, x: Map, layers: tuple[str, str, str], hidden: int
     return net.logits(y, layers[2], hidden)
 
 
+def vgg_classifier(name: str, options: ImageOptions, weights: Weights, *, side: int = 7, hidden: int = 4096) -> onnx.ModelProto:
+    """The fully connected layers of VGG alone, on images of 512 × `side` × `side` numbers: little but reading 494 MB of weights."""
+    net = VisionNet(name, options, weights)
+    net.input("input", onnx.TensorProto.FLOAT, [options.batch, 512, side, side], kind="image")
+    return classifier(net, Map("input", 512, side, side), ("classifier.0", "classifier.3", "classifier.6"), hidden)
+
+
 # squeeze channels and expand channels (1×1 and 3×3 alike) of each Fire module, "pool" where a pooling layer stands between
 FIRES: dict[str, tuple[tuple[int, int] | str, ...]] = {
     "squeezenet1_0": ("pool", (16, 64), (16, 64), (32, 128), "pool", (32, 128), (48, 192), (48, 192), (64, 256), "pool", (64, 256)),

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 
 from .bert import bert
-from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
+from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg, vgg_classifier
 from .detector import text_detector
 from .draws import draw
 from .extra import convnext_tiny, efficientnet_b0, mobilenet_v2, tcn, unet, vit
@@ -19,6 +19,7 @@ from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import BATCH, SEQ, Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights, signature
+from .phases import phases
 from .quantized import in_int8
 from .residual import DENSENET, RESNET, densenet, resnet
 from .stacks import depthwise_chain, inception_pools, pool_blocks, poolformer, sppf
@@ -61,6 +62,8 @@ def _entries() -> dict[str, Entry]:
     table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True, mini={"image": 64, "width": 8})
     table["text_detector"] = Entry(text_detector, ImageOptions, {"image": (640, 640)}, extra=True, mini={"image": 64})
     table["tcn"] = Entry(tcn, TextOptions, {}, extra=True, mini={})
+    table["vgg_classifier"] = Entry(vgg_classifier, ImageOptions, {}, extra=True, mini={"side": 1, "hidden": 96})
+    table["phases"] = Entry(phases, ImageOptions, {}, extra=True, mini={"order": "cwlm", "size": 64})
     table["pool_blocks"] = Entry(pool_blocks, ImageOptions, {}, extra=True, mini={"image": 20, "channels": 24, "blocks": 3})
     table["sppf"] = Entry(sppf, ImageOptions, {"image": (20, 20)}, extra=True, mini={"image": (11, 13), "channels": 24})
     table["poolformer"] = Entry(poolformer, ImageOptions, {"image": (56, 56)}, extra=True, mini={"image": 14, "channels": 24, "layers": 3})
@@ -108,8 +111,8 @@ def build(
     "f16": weights and everything between inputs and outputs in half precision; "int8", "int8_dynamic": quantised by onnxruntime's tools,
     for these sizes (`quantized.in_int8`); "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of
     `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own, such as
-    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of
-    bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
+    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `order` of phases, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2,
+    `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take, or quantised without
     onnxruntime.

@@ -46,6 +46,7 @@ PARAMETERS = {  # trainable parameters as torchvision, Hugging Face and the Dark
     "convnext_tiny": 28_589_128,
     "vit_b_16": 86_567_656,
     "smollm2_135m": 134_515_008,
+    "vgg_classifier": 123_642_856,
 }
 GMACS = {  # convolutions and matrix products at the usual size, batch 1, 128 tokens
     "alexnet": 0.714,
