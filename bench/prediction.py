@@ -21,7 +21,7 @@ from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.figures import states
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.seat import busy_seconds
+from aspen_mp.bench.peers.process import busy_seconds
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Core, Machine
 from aspen_mp.planner.simulation.simulate import Outcome, of_plan, simulate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import figures, load, networks, render, stacks
+from aspen_mp.bench.cli import coexecution, figures, load, networks, render, stacks
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -38,6 +38,15 @@ for _command, *_calls in (
         "bench stacks --table",
     ),
     (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
+    (
+        coexecution.together,
+        "bench together gpt2@seq=1 resnet50 --ratio 3,1",
+        "bench together resnet50 bert_base mobilenet_v2 --pairs --rounds 3",
+    ),
+    (coexecution.priority, "bench priority mobilenet_v2 --every 30 --load vgg16 --in-flight 3 --plot priority.png"),
+    (coexecution.deadlines, "bench deadlines --loads 0.5,0.9,1.5 --plot deadlines.png"),
+    (coexecution.dynamic, "bench dynamic resnet50 resnet50+bert_base bert_base --plot dynamic.png"),
+    (coexecution.contention, "bench contention --plot contention.png"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),
 ):

@@ -1,0 +1,328 @@
+"""`aspen-mp bench`: several networks at once, beside other runtimes."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from aspen_mp.bench.cli import findings, options
+from aspen_mp.cli import output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
+    from aspen_mp.bench.coexecution.priority import SceneResult
+    from aspen_mp.bench.coexecution.together import Group
+    from aspen_mp.bench.peers.cases import Case
+
+Crews = Annotated[
+    str | None,
+    typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: aspen-mp, and those of onnxruntime and openvino."),
+]
+
+
+class _Counted(Protocol):
+    """What all results hold: rounds that do not count, and those that count although other processes ran."""
+
+    rejected: int
+    disturbed: int
+
+
+def _left_out(result: _Counted) -> str:
+    """What people are told of rounds that do not count, or should not."""
+    if not result.rejected and not result.disturbed:
+        return ""
+    return f"rounds left out because other processes ran: {result.rejected}; disturbed: {result.disturbed}"
+
+
+def _engines(text: str | None) -> tuple[list[str], list[str]]:
+    """Those to measure, and those that are not installed."""
+    from aspen_mp.bench.coexecution import crew
+
+    try:
+        return crew.wanted(text.split(",") if text else None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engines") from None
+
+
+@output.command
+def together(
+    networks: Annotated[
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo that run at once. Default: two pairs.")
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        typer.Option("--ratio", metavar="3,1", help="Requests of each network in a run. Default: balanced by their times alone."),
+    ] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Measure every pair of the networks.")] = False,
+    cores: options.Cores = None,
+    engines: Crews = None,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Run several networks at once, one after the other, and each alone, beside other runtimes.
+
+    Each network has a client that runs its requests one after the other. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.coexecution import together as bench
+
+    findings.need_matplotlib(plot)
+    recording = findings.Recording("together", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    groups = _groups(networks, pairs)
+    counts = options.counts(ratio, "--ratio") if ratio else None
+    if counts and any(len(group) != len(counts) for group in groups):
+        raise typer.BadParameter(f"give a number for each of the {len(groups[0])} networks", param_hint="--ratio")
+    chosen, absent = _engines(engines)
+    schedule = options.schedule(rounds, seconds, runs)
+    with output.progress("bench", quiet=as_json) as update:
+        result = bench.measure(groups, counts, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+    result.absent = absent
+    if plot is not None:
+        bench.plot(result, plot)
+    shown = [_group(group) for group in result.groups]
+    findings.show(shown, absent, as_json)
+    recording.write(result, sum(group.disturbed for group in result.groups))
+    findings.fail(shown)
+
+
+def _groups(networks: Sequence[str] | None, pairs: bool) -> list[list[Case]]:
+    """What runs at once."""
+    import itertools
+
+    from aspen_mp.bench.coexecution.together import GROUPS
+
+    if not networks:
+        return [options.cases([*group]) for group in GROUPS]
+    cases = options.cases([*networks])
+    if len(cases) < 2 or len({case.label for case in cases}) < len(cases):
+        raise typer.BadParameter("give at least two networks, each once", param_hint="NETWORK")
+    return [[*pair] for pair in itertools.combinations(cases, 2)] if pairs else [cases]
+
+
+def _group(group: Group) -> findings.Shown:
+    columns = ["engine", "at once ms", "in turn ms", "ratio", "its / ours", *(f"{network} slower by" for network in group.networks)]
+    rows = [
+        [
+            *(entry.label, f"{entry.ms:.2f}", f"{entry.turns_ms:.2f}", f"{entry.ratio:.3f}"),
+            "" if entry.of_ours is None else f"{entry.of_ours:.3f}",
+            *(f"{share.slowdown:.2f}" for share in entry.shares),
+        ]
+        for entry in group.entries
+    ]
+    return findings.Shown(group.name, columns, rows, group.verdict, _left_out(group), group.failed)
+
+
+@output.command
+def priority(
+    urgent: Annotated[
+        str | None, typer.Argument(metavar="NETWORK", help="Network of the urgent requests. Default: two scenes, with --load's networks.")
+    ] = None,
+    load: Annotated[str, typer.Option("--load", metavar="NETWORK", help="Network that saturates the machine.")] = "vgg16",
+    every: Annotated[float, typer.Option("--every", min=0.1, help="Milliseconds from one urgent request to the next.")] = 30.0,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Requests of the load in flight.")] = 3,
+    cores: options.Cores = None,
+    engines: Crews = None,
+    rounds: options.Rounds = 3,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each part of a round, in seconds.")] = 2.0,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Measure urgent requests on a fixed schedule beside a load that saturates the machine, beside other runtimes.
+
+    Urgent requests have the priority "high", the load has "low". Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.coexecution import priority as bench
+
+    findings.need_matplotlib(plot)
+    recording = findings.Recording("priority", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    scenes = [*bench.SCENES]
+    if urgent:
+        urgent, load = (case.label for case in options.cases([urgent, load]))
+        scenes = [bench.Scene(urgent, every, load, in_flight)]
+    chosen, absent = _engines(engines)
+    schedule = options.schedule(rounds, seconds, 1)
+    result = bench.PriorityResult(cpus, absent=absent)
+    with output.progress("bench", quiet=as_json) as update:
+        for scene in scenes:
+            found, settings = bench.measure(scene, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+            result.scenes.append(found)
+            result.settings |= settings
+    if plot is not None:
+        bench.plot(result, plot)
+    shown = [_scene(scene) for scene in result.scenes]
+    findings.show(shown, absent, as_json)
+    recording.write(result, sum(scene.disturbed for scene in result.scenes))
+    findings.fail(shown)
+
+
+def _scene(scene: SceneResult) -> findings.Shown:
+    columns = ["engine", "alone ms", "p99", "beside ms", "p99", "p50 by alone", "p99 by alone", "load/s alone", "beside", "keeps"]
+    rows = [
+        [
+            *(e.label, f"{e.alone.at(0.5):.2f}", f"{e.alone.at(0.99):.2f}", f"{e.beside.at(0.5):.2f}", f"{e.beside.at(0.99):.2f}"),
+            *(f"{e.p50:.2f}", f"{e.p99:.2f}", f"{median(e.load_alone_per_s):.2f}", f"{median(e.load_beside_per_s):.2f}", f"{e.kept:.2f}"),
+        ]
+        for e in scene.entries
+    ]
+    return findings.Shown(scene.name, columns, rows, scene.verdict, _left_out(scene), scene.failed)
+
+
+@output.command
+def deadlines(
+    networks: Annotated[
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the mix. Default: mobilenet_v2, resnet50, bert_base@seq=32.")
+    ] = None,
+    loads: Annotated[
+        str, typer.Option("--loads", metavar="0.5,0.9", help="Loads; 1 is what aspen-mp can just serve.")
+    ] = "0.5,0.7,0.9,1.1,1.3,1.5",
+    slack: Annotated[float, typer.Option("--slack", min=1.0, help="A deadline is so many times the network's time alone.")] = 5.0,
+    cores: options.Cores = None,
+    engines: Crews = None,
+    rounds: options.Rounds = 1,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each load in each round, in seconds.")] = 6.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the times at which requests come.")] = 0,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Measure how many requests meet their deadlines under more and more load, beside other runtimes.
+
+    Requests come at random times. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.coexecution import deadlines as bench
+
+    findings.need_matplotlib(plot)
+    recording = findings.Recording("deadlines", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    wanted = options.floats(loads, "--loads")
+    if min(wanted) <= 0:
+        raise typer.BadParameter(f"{loads!r} has a load that is not above 0. Write it like 0.5,0.9", param_hint="--loads")
+    cases = options.cases(networks or [*bench.NETWORKS])
+    chosen, absent = _engines(engines)
+    schedule = options.schedule(rounds, seconds, 1)
+    with output.progress("bench", quiet=as_json) as update:
+        result = bench.measure(cases, wanted, slack, seed, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+    result.absent = absent
+    if plot is not None:
+        bench.plot(result, plot)
+    shown = [_curves(result)]
+    findings.show(shown, absent, as_json)
+    recording.write(result, result.disturbed)
+    findings.fail(shown)
+
+
+def _curves(result: DeadlinesResult) -> findings.Shown:
+    rows = [
+        [
+            *(curve.label, f"{p.load:g}", p.requests, p.refused, f"{p.share:.1%}", f"{p.kept:.1%}"),
+            *(f"{p.latency.p50_ms:.1f}", f"{p.latency.p99_ms:.1f}", f"{p.refusal.p99_ms:.2f}" if p.refused else ""),
+        ]
+        for curve in result.curves
+        for p in curve.points
+    ]
+    columns = ["engine", "load", "requests", "refused", "in time", "of those taken", "p50 ms", "p99 ms", "refused in, p99 ms"]
+    return findings.Shown(result.name, columns, rows, result.verdict, _left_out(result), result.failed)
+
+
+@output.command
+def dynamic(
+    phases: Annotated[
+        list[str] | None, typer.Argument(metavar="A+B…", help="The networks of each phase. Default: five phases of four networks.")
+    ] = None,
+    cores: options.Cores = None,
+    engines: Crews = None,
+    rounds: options.Rounds = 1,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each phase, in seconds.")] = 10.0,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Measure latencies while networks come and go, beside other runtimes.
+
+    Each network at work has a client that runs one request after the other. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.coexecution import dynamic as bench
+
+    findings.need_matplotlib(plot)
+    recording = findings.Recording("dynamic", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    stages = [options.cases(phase.split("+")) for phase in phases or bench.PHASES]
+    chosen, absent = _engines(engines)
+    with output.progress("bench", quiet=as_json) as update:
+        result = bench.measure(stages, chosen, cpus, options.schedule(rounds, seconds, 1), lambda text: update(text, 0, 0))
+    result.absent = absent
+    if plot is not None:
+        bench.plot(result, plot)
+    rows = [
+        [course.label, line.phase + 1, line.network, f"{line.per_s:.1f}", f"{line.latency.p50_ms:.1f}", f"{line.latency.p99_ms:.1f}"]
+        for course in result.courses
+        for line in course.lines
+    ]
+    columns = ["engine", "phase", "network", "requests/s", "p50 ms", "p99 ms"]
+    shown = [findings.Shown("networks that come and go", columns, rows, result.verdict, _left_out(result), result.failed)]
+    findings.show(shown, absent, as_json)
+    recording.write(result, result.disturbed)
+    findings.fail(shown)
+
+
+@output.command
+def contention(
+    size: Annotated[int, typer.Option("--size", min=64, help="Side of the networks' products, a multiple of 64.")] = 512,
+    cores: options.Cores = None,
+    rounds: options.Rounds = 5,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each pair in each round, in seconds.")] = 0.4,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Measure what phases of arithmetic and of memory take from each other, on two cores.
+
+    Exit status 1 if it failed.
+    """
+    from aspen_mp.bench.coexecution import contention as bench
+    from aspen_mp.bench.models.phases import KINDS
+
+    findings.need_matplotlib(plot)
+    recording = findings.Recording("contention", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    if size % 64:
+        raise typer.BadParameter("give a multiple of 64", param_hint="--size")
+    if len(cpus) < 2:
+        raise typer.BadParameter("two CPUs are needed", param_hint="--cores")
+    with output.progress("bench", quiet=as_json) as update:
+        result = bench.measure(cpus, size, options.schedule(rounds, seconds, runs), lambda text: update(text, 0, 0))
+    if plot is not None:
+        bench.plot(result, plot)
+    kinds = [kind.kind for kind in result.kinds]
+    rows = [
+        [
+            f"{k.kind}: {KINDS[k.kind]}",
+            f"{k.ms:.2f}",
+            f"{k.gb_s:.1f}",
+            *(f"{result.slowdown(k.kind, beside):.2f}" for beside in kinds),
+        ]
+        for k in result.kinds
+    ]
+    shown = [
+        findings.Shown("phases", ["", "ms", "GB/s", *(f"beside {kind}" for kind in kinds)], rows, "", "", result.failed),
+        findings.Shown("networks", ["", "ms"], [[m.way, f"{m.ms:.2f}"] for m in result.meetings], result.verdict, _left_out(result)),
+    ]
+    findings.show(shown, (), as_json)
+    recording.write(result, result.disturbed)
+    findings.fail(shown)

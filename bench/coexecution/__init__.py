@@ -1,0 +1,1 @@
+"""Several networks at once: on one runtime, and as many sessions of others."""

@@ -1,0 +1,220 @@
+"""Engines that hold several networks in one process: as many models of one of our runtimes, or as many sessions of another.
+
+A crew has one entry point, a blocking call of one of its networks, which any number of threads may use. Settings of other runtimes are what
+their documentation recommends for several networks in a process, by themselves and with what helps against spinning threads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from aspen_mp.bench.peers.engines import ENGINES, Array
+
+if TYPE_CHECKING:
+    from aspen_mp.client.model import Model
+
+Network = tuple[str, Mapping[str, Array]]
+"""A model file, and the inputs of every request."""
+
+
+class Outcome(IntEnum):
+    """How a request ended. LATE: it was given up after its deadline; REFUSED: at once, because it could not have met it."""
+
+    DONE = 0
+    LATE = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request asks for, of engines that know of it. `deadline_ms`: from the call on."""
+
+    priority: str = "normal"
+    deadline_ms: float | None = None
+
+
+Call = Callable[[int, Terms], Outcome]
+
+
+@dataclass(slots=True)
+class Crew:
+    """Networks that are loaded. `call`: one request to a network, by its number."""
+
+    call: Call
+    settings: str
+    close: Callable[[], None] = lambda: None
+
+
+def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4) -> Crew:
+    """One runtime for all networks. `instances`: requests of a network that may execute at the same time."""
+    with ExitStack() as stack:
+        models = _models(stack, networks, cores, instances)
+        return Crew(_caller(models), f"one runtime, a worker a core, {instances} instances of each network", stack.pop_all().close)
+
+
+def load_aspen_apart(networks: Sequence[Network], cores: list[int], instances: int = 1) -> Crew:
+    """A runtime for each core, with all networks on each: the k-th network of the n-th core has the number n · networks + k."""
+    with ExitStack() as stack:
+        models = [model for core in cores for model in _models(stack, networks, [core], instances)]
+        return Crew(_caller(models), "a runtime a core", stack.pop_all().close)
+
+
+def _models(stack: ExitStack, networks: Sequence[Network], cores: list[int], instances: int) -> list[tuple[Model, Mapping[str, Array]]]:
+    import aspen_mp
+    from aspen_mp import config
+
+    profile = config.Profile(models=config.Models(replan=False))
+    runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile))
+    return [(runtime.load(path, instances=instances), dict(feeds)) for path, feeds in networks]
+
+
+def _caller(models: Sequence[tuple[Model, Mapping[str, Array]]]) -> Call:
+    def call(network: int, terms: Terms) -> Outcome:
+        model, feeds = models[network]
+        if terms.deadline_ms is None:
+            model.run(feeds, priority=terms.priority)
+            return Outcome.DONE
+        return _in_time(model, feeds, terms)
+
+    return call
+
+
+def _in_time(model: Model, feeds: Mapping[str, Array], terms: Terms) -> Outcome:
+    """A request with a deadline, which is refused at once or dropped when it is late."""
+    from aspen_mp import errors
+
+    missed: type[Exception] = errors.__dict__["DeadlineMissed"]
+    wanted: dict[str, Any] = {"priority": terms.priority, "deadline_ms": terms.deadline_ms, "on_late": "drop"}
+    try:
+        future = model.submit(feeds, **wanted)
+    except missed:
+        return Outcome.REFUSED
+    try:
+        future.result()
+    except missed:
+        return Outcome.LATE
+    return Outcome.DONE
+
+
+def knows_deadlines() -> bool:
+    """Whether requests to this version of ours can have deadlines."""
+    from aspen_mp import errors
+
+    return "DeadlineMissed" in errors.__dict__
+
+
+def load_onnxruntime(networks: Sequence[Network], cores: list[int], spinning: bool = True, shared: bool = False) -> Crew:
+    """A session for each network, called from as many threads as requests are in flight. `shared`: all sessions have one pool of threads,
+    the global one; else each has a pool of its own with a thread a core."""
+    import onnxruntime
+
+    if shared:
+        onnxruntime.set_global_thread_pool_sizes(len(cores), 1)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    if shared:
+        options.use_per_session_threads = False
+    else:
+        options.intra_op_num_threads = len(cores)
+        options.inter_op_num_threads = 1
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    sessions = [(onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]), dict(feeds)) for path, feeds in networks]
+
+    def call(network: int, terms: Terms) -> Outcome:
+        session, feeds = sessions[network]
+        session.run(None, feeds)
+        return Outcome.DONE
+
+    pools = "one pool of threads for all sessions" if shared else f"a session a network, a thread a core, spinning {_switch(spinning)}"
+    return Crew(call, f"{pools}, no priorities")
+
+
+def load_openvino(networks: Sequence[Network], cores: list[int], streams: int = 1) -> Crew:
+    """A compiled model for each network, with an inference request for each thread that calls. `streams`: requests of a network that run
+    at the same time, each on its share of the cores; 0: as many as cores. The CPU plugin refuses MODEL_PRIORITY."""
+    import openvino
+
+    streams = streams or len(cores)
+    config = {
+        "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": len(cores),
+        "NUM_STREAMS": streams,
+        "ENABLE_CPU_PINNING": True,
+    }
+    core = openvino.Core()
+    models = [(core.compile_model(path, "CPU", config), dict(feeds)) for path, feeds in networks]
+    own = threading.local()
+
+    def call(network: int, terms: Terms) -> Outcome:
+        requests: dict[int, Any] = own.__dict__.setdefault("requests", {})
+        model, feeds = models[network]
+        if network not in requests:
+            requests[network] = model.create_infer_request()
+        requests[network].infer(feeds, share_inputs=True)
+        return Outcome.DONE
+
+    return Crew(call, f"streams of a network: {streams}, float32, threads pinned; the CPU plugin has no priorities")
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+@dataclass(frozen=True, slots=True)
+class CrewEngine:
+    """`engine`: the runtime, as of `bench.peers.engines`; `load`: `(networks, cores, **options) -> Crew`, with `options`."""
+
+    engine: str
+    load: Callable[..., Crew]
+    options: Mapping[str, Any]
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can be imported."""
+        return importlib.util.find_spec(ENGINES[self.engine].module) is not None
+
+
+CREWS = {
+    "aspen-mp": CrewEngine("aspen-mp", load_aspen, {}),
+    "aspen-mp-apart": CrewEngine("aspen-mp", load_aspen_apart, {}),
+    "onnxruntime": CrewEngine("onnxruntime", load_onnxruntime, {}),
+    "onnxruntime-quiet": CrewEngine("onnxruntime", load_onnxruntime, {"spinning": False}),
+    "onnxruntime-shared": CrewEngine("onnxruntime", load_onnxruntime, {"shared": True}),
+    "openvino": CrewEngine("openvino", load_openvino, {}),
+    "openvino-streams": CrewEngine("openvino", load_openvino, {"streams": 0}),
+}
+"""By the name that people give."""
+PEERS = ("onnxruntime", "onnxruntime-quiet", "onnxruntime-shared", "openvino", "openvino-streams")
+"""Those beside ours, unless others are named."""
+
+
+def load(engine: str, networks: Sequence[Network], cores: list[int], options: Mapping[str, Any]) -> Crew:
+    """Load networks into an engine, and run each once."""
+    os.sched_setaffinity(0, cores)
+    it = CREWS[engine]
+    crew = it.load(networks, cores, **{**it.options, **options})
+    for network in range(len(networks)):
+        crew.call(network, Terms())
+    return crew
+
+
+def wanted(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Engines to measure, ours first, and those that are not installed. ValueError for names that nobody has."""
+    known = ["aspen-mp", *PEERS]
+    chosen = list(names or known)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"there is no engine {', '.join(map(repr, unknown))}. Give some of {', '.join(known)}")
+    chosen.sort(key=known.index)
+    return [name for name in chosen if CREWS[name].installed], [name for name in chosen if not CREWS[name].installed]
