@@ -37,7 +37,7 @@ _RARE: Final = "what seldom happens to a machine, or takes many rounds: the quic
 FULL: Final = {
     **dict.fromkeys(
         (
-            *(f"api/commands/test_{name}.py" for name in ("figures", "peers", "bench_plans")),
+            *(f"api/commands/test_{name}.py" for name in ("figures", "coexecution", "peers", "bench_plans")),
             *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "kernels", "prediction")),
             "api/commands/test_cli.py::test_plan_measured",
             "api/files/test_calibration.py::test_doctor_measures_and_shows",

@@ -140,10 +140,9 @@ def poisson(alone_ms: Sequence[float], load: float, seconds: float, draw: random
 
 
 def _orders(engines: Sequence[str], calls: list[tuple[float, int]], deadlines_ms: Sequence[float]) -> Orders:
-    known = dict(enumerate(deadlines_ms))
     ours = {"first come": Order(acts=[[Arrivals(calls=calls, threads=CALLERS)]], warm=False)}
     if knows_deadlines():
-        ours["deadlines"] = Order(acts=[[Arrivals(calls=calls, threads=CALLERS, deadlines_ms=known)]], warm=False)
+        ours["deadlines"] = Order(acts=[[Arrivals(calls=calls, threads=CALLERS, deadlines_ms=[*deadlines_ms])]], warm=False)
     theirs = {"first come": Order(acts=[[Arrivals(calls=calls)]], warm=False)}
     return {engine: ours if engine == OURS else theirs for engine in engines}
 

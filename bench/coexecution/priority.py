@@ -193,10 +193,9 @@ def plot(result: PriorityResult, file: Path) -> None:
             axes.plot(entry.beside.ms, above, color=shade(entry.label), label=entry.label)
             if entry.label != ONE_CLASS:
                 axes.plot(entry.alone.ms, above, ":", color=shade(entry.label))
-        axes.set(title=scene.name, xlabel="ms of an urgent request (dotted: alone)", xscale="log", yscale="log")
-        axes.title.set_fontsize(9)
-        axes.set_xlabel("latency of urgent requests, ms (dotted: alone)")
+        axes.set(xlabel="latency of urgent requests, ms (dotted: alone)", xscale="log", yscale="log")
+        axes.set_title(scene.name, fontsize=9)
         axes.xaxis.set_major_formatter("{x:g}")
     panes[0][0].set_ylabel("share of requests that take longer")
-    panes[0][0].legend(fontsize=8)
+    figure.legend(*panes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=4)
     save(figure, file)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -87,7 +88,8 @@ def child(told: Start, requests: IO[str], replies: IO[str]) -> None:
 
 def main() -> None:
     told, request, reply = sys.argv[1:]
-    with os.fdopen(int(request)) as requests, os.fdopen(int(reply), "w") as replies:
+    # Nobody reads a reply any more where the parent was interrupted.
+    with suppress(BrokenPipeError), os.fdopen(int(request)) as requests, os.fdopen(int(reply), "w") as replies:
         child(msgspec.json.decode(told, type=Start), requests, replies)
 
 

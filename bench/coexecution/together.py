@@ -272,5 +272,5 @@ def plot(result: TogetherResult, file: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set(xlabel="time of all at once, one network after the other = 1")
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.15), ncols=3)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
     save(figure, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Arrivals(msgspec.Struct, tag=True, kw_only=True):
     calls: list[tuple[float, int]]
     threads: int = 1
     priority: str = "normal"
-    deadlines_ms: dict[int, float] | None = None
+    deadlines_ms: list[float] | None = None
 
 
 Source = Loop | Arrivals
@@ -175,6 +175,6 @@ def _arriving(stage: _Stage, number: int, source: Arrivals) -> Callable[[], None
     return body
 
 
-def _left_ms(deadlines_ms: Mapping[int, float] | None, network: int, waited_s: float) -> float | None:
+def _left_ms(deadlines_ms: Sequence[float] | None, network: int, waited_s: float) -> float | None:
     """What is left of a request's time; None where it has no deadline."""
     return None if deadlines_ms is None else deadlines_ms[network] - 1e3 * waited_s

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aspen_mp.bench import clients, elastic, storm
+from aspen_mp.bench.coexecution import contention, deadlines, dynamic, priority, together
 from aspen_mp.bench.figures import hetero, scaling, stacks
 from aspen_mp.bench.figures.picture import colour, pyplot, save
 from aspen_mp.bench.peers.report import PeersResult
@@ -54,6 +55,11 @@ def draw(item: Published) -> Draw | None:
         "scaling": lambda file: scaling.plot(result, file),
         "hetero": lambda file: hetero.plot(result, file),
         "stacks": lambda file: stacks.plot(result, file),
+        "together": lambda file: together.plot(result, file),
+        "priority": lambda file: priority.plot(result, file),
+        "deadlines": lambda file: deadlines.plot(result, file),
+        "dynamic": lambda file: dynamic.plot(result, file),
+        "contention": lambda file: contention.plot(result, file),
         "elastic": lambda file: elastic.plot(result, file),
         "storm": lambda file: storm.plot(result, file),
         "clients": lambda file: clients.plot(result, file),

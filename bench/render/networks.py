@@ -29,6 +29,8 @@ NAMES = {
     "vit_b_16": "ViT-B/16",
     "unet": "U-Net",
     "alexnet": "AlexNet",
+    "vgg_classifier": "VGG-16's fully connected layers",
+    "phases": "phases of arithmetic and memory",
     "pool_blocks": "chain of pooling blocks",
     "sppf": "SPPF",
     "poolformer": "PoolFormer's mixers",

@@ -11,7 +11,7 @@ from statistics import median
 from aspen_mp.bench.figures import stacks as figure
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.load import Spread
-from aspen_mp.bench.render import charts, networks
+from aspen_mp.bench.render import charts, coexecution, networks
 from aspen_mp.bench.render.markdown import number, page, table
 from aspen_mp.bench.render.published import Published, of
 from aspen_mp.planner.job.options import ACCURACIES
@@ -197,6 +197,17 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "A block is a maximum of 3×3, a BatchNorm and a ReLU, as in the paper on BrainSlug. "
         "The chart shows the time of a block in chains of ever more blocks. Layer by layer means our plan with every layer by itself.",
         {"stacks": stacks},
+    ),
+    "several-networks": (
+        "Several networks at once",
+        coexecution.INTRODUCTION,
+        {
+            "together": coexecution.together,
+            "priority": coexecution.priority,
+            "deadlines": coexecution.deadlines,
+            "dynamic": coexecution.dynamic,
+            "contention": coexecution.contention,
+        },
     ),
     "unlike-cores": (
         "Cores of unlike speed",

@@ -12,6 +12,11 @@ from typing import Any
 import msgspec
 
 from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
+from aspen_mp.bench.coexecution.contention import ContentionResult
+from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
+from aspen_mp.bench.coexecution.dynamic import DynamicResult
+from aspen_mp.bench.coexecution.priority import PriorityResult
+from aspen_mp.bench.coexecution.together import TogetherResult
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.figures.hetero import HeteroResult
 from aspen_mp.bench.figures.lengths import LengthsResult
@@ -31,6 +36,11 @@ RESULTS: dict[str, Any] = {
     "tiles": list[Comparison],
     "synthetic": list[Comparison],
     "stacks": StacksResult,
+    "together": TogetherResult,
+    "priority": PriorityResult,
+    "deadlines": DeadlinesResult,
+    "dynamic": DynamicResult,
+    "contention": ContentionResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,

@@ -1,0 +1,158 @@
+"""Tables of several networks at once."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from aspen_mp.bench.coexecution.contention import ContentionResult
+from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
+from aspen_mp.bench.coexecution.dynamic import DynamicResult
+from aspen_mp.bench.coexecution.priority import PriorityResult
+from aspen_mp.bench.coexecution.together import Group, TogetherResult
+from aspen_mp.bench.models.phases import KINDS
+from aspen_mp.bench.peers.rounds import OURS
+from aspen_mp.bench.render import networks
+from aspen_mp.bench.render.markdown import number, table
+from aspen_mp.bench.render.published import Published
+
+INTRODUCTION = (
+    "Engines that hold several networks in one process. aspen-mp has one runtime for all of them. ONNX Runtime has a session for each "
+    "network, called from a thread for each request in flight: as it is, with quiet threads that do not spin, or with one pool of threads "
+    "that all sessions share. OpenVINO has a compiled model for each network, with one stream on all cores or with a stream for each core. "
+    "Neither has priorities or deadlines on a CPU: OpenVINO's CPU plugin refuses MODEL_PRIORITY."
+)
+"""What stands above the tables."""
+ENGINES = {
+    "onnxruntime": "ONNX Runtime",
+    "onnxruntime-quiet": "ONNX Runtime, quiet threads",
+    "onnxruntime-shared": "ONNX Runtime, shared pool",
+    "openvino": "OpenVINO",
+    "openvino-streams": "OpenVINO, streams",
+}
+"""How tables call engines."""
+
+
+def engine(label: str) -> str:
+    """As people would say it."""
+    return ENGINES.get(label, label)
+
+
+def together(item: Published) -> str:
+    """Each group of networks: time at once and one after the other, beside the bound."""
+    result: TogetherResult = item.record.result
+    labels = list(dict.fromkeys(entry.label for group in result.groups for entry in group.entries))
+    text = (
+        "Each network has a client that runs its requests one after the other. The table shows the time until all clients have ended, "
+        "by the time of the same requests one network after the other, each on all cores. The bound is the largest of three times: what "
+        "all requests take on one core by the number of cores, what it takes to read weights that no cache holds, and the longest client "
+        "alone."
+    )
+    rows = [
+        [
+            _group(group),
+            number(group[OURS].ms) if OURS in group else "–",
+            *(f"{group[label].ratio:.3f}" if label in group else "–" for label in labels),
+            "–" if group.least is None else f"{group.least:.3f}",
+            _fastest(group),
+        ]
+        for group in result.groups
+    ]
+    columns = ["networks", f"{OURS} at once, ms", *map(engine, labels), "bound", "ours / fastest other at once"]
+    return f"{text}\n\n{table(columns, rows)}"
+
+
+def _group(group: Group) -> str:
+    parts = zip(group.counts, group.networks, strict=True)
+    return " + ".join(f"{count} × {networks.name(network)}" if count > 1 else networks.name(network) for count, network in parts)
+
+
+def _fastest(group: Group) -> str:
+    ratios = [1 / entry.of_ours for entry in group.entries if entry.of_ours]
+    return f"{max(ratios):.2f}" if ratios else "–"
+
+
+def priority(item: Published) -> str:
+    """Each scene: latency of urgent requests alone and beside the load, and what the load keeps."""
+    result: PriorityResult = item.record.result
+    parts = [
+        "Beside is what an urgent request takes while the load is there. The last column is the throughput that the load keeps, by what "
+        "urgent requests leave of it: the share of time in which none of them would be under way, if they ran alone. It exceeds 1 where "
+        "urgent requests wait."
+    ]
+    columns = ["engine", "alone, ms", "beside, ms", "p99 beside, ms", "median by alone", "p99 by the median alone", "load keeps"]
+    for found in result.scenes:
+        scene = found.scene
+        rows = [
+            [
+                *(engine(e.label), number(e.alone.at(0.5)), number(e.beside.at(0.5)), number(e.beside.at(0.99))),
+                *(f"{e.p50:.2f}", f"{e.p99:.2f}", f"{e.kept:.2f}"),
+            ]
+            for e in found.entries
+        ]
+        name = f"{networks.name(scene.urgent)} every {scene.every_ms:g} ms beside {scene.in_flight} × {networks.name(scene.load)}"
+        parts.append(f"### {name}\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
+def deadlines(item: Published) -> str:
+    """The share of requests in time, by load."""
+    result: DeadlinesResult = item.record.result
+    loads = sorted({point.load for curve in result.curves for point in curve.points})
+    mix = ", ".join(
+        f"{networks.name(network)} {number(ms)} ms alone, {number(limit)} ms to its deadline"
+        for network, ms, limit in zip(result.networks, result.alone_ms, result.deadlines_ms, strict=True)
+    )
+    text = (
+        f"Requests come at random times: {mix}. At a load of 1, aspen-mp's times alone fill the whole time. The table shows the share of "
+        "all requests that ended in time."
+    )
+    rows = [
+        [engine(curve.label), *(f"{point.share:.1%}" for point in sorted(curve.points, key=lambda point: point.load))]
+        for curve in result.curves
+    ]
+    parts = [text, table(["engine", *(f"load {load:g}" for load in loads)], rows)]
+    taken = [(curve, point) for curve in result.curves for point in curve.points if point.refused]
+    if taken:
+        refused = [
+            [f"{point.load:g}", f"{point.refused / point.requests:.1%}", f"{point.kept:.1%}", number(point.refusal.p99_ms)]
+            for _, point in taken
+        ]
+        parts.append(table(["load", f"refused by {OURS}", "in time of those taken", "refused within, p99, ms"], refused))
+    return "\n\n".join(parts)
+
+
+def dynamic(item: Published) -> str:
+    """Median latency of each network in each phase."""
+    result: DynamicResult = item.record.result
+    labels = [course.label for course in result.courses]
+    rows = []
+    for phase, names in enumerate(result.phases):
+        for network in names:
+            lines = [next(line for line in c.lines if (line.phase, line.network) == (phase, network)) for c in result.courses]
+            rows.append([phase + 1, networks.name(network), *(f"{number(x.latency.p50_ms)} ({number(x.latency.p99_ms)})" for x in lines)])
+    text = f"Each phase takes {result.seconds:g} s. The table shows median latencies, and the 99th percentiles in brackets, in ms."
+    return f"{text}\n\n{table(['phase', 'network', *map(engine, labels)], rows)}"
+
+
+def contention(item: Published) -> str:
+    """Slowdowns of phases in pairs, and two networks of alternating phases."""
+    result: ContentionResult = item.record.result
+    kinds = [kind.kind for kind in result.kinds]
+    rows = [
+        [KINDS[k.kind], number(k.ms), f"{k.gb_s:.1f}", *(f"{result.slowdown(k.kind, beside):.2f}" for beside in kinds)]
+        for k in result.kinds
+    ]
+    text = (
+        "Each phase runs on a core, beside one on another core. The columns at the right show its time by the time alone, beside each kind "
+        "in the order of the rows."
+    )
+    parts = [text, table(["phase", "alone, ms", "weights read, GB/s", *(f"beside {k}" for k in range(1, len(kinds) + 1))], rows)]
+    first = result.meetings[0].ms if result.meetings else 1.0
+    ways = [[meeting.way, number(meeting.ms), f"{meeting.ms / first:.3f}"] for meeting in result.meetings]
+    parts.append("Two networks whose phases of arithmetic and of memory alternate:")
+    parts.append(table(["how they meet", "ms until both have ended", "by the first row"], ways))
+    predicted = [pair for pair in result.pairs if pair.predicted is not None]
+    if predicted:
+        error = median(abs(pair.predicted / pair.slowdown - 1) for pair in predicted if pair.predicted)
+        parts.append(f"The planner's model of contention predicts slowdowns with a median error of {error:.1%}.")
+    return "\n\n".join(parts)
