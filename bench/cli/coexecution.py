@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
     from aspen_mp.bench.coexecution.priority import SceneResult
     from aspen_mp.bench.coexecution.together import Group
+    from aspen_mp.bench.figures.seats import Schedule
     from aspen_mp.bench.peers.cases import Case
 
 Crews = Annotated[
@@ -36,6 +37,13 @@ def _left_out(result: _Counted) -> str:
     if not result.rejected and not result.disturbed:
         return ""
     return f"rounds left out because other processes ran: {result.rejected}; disturbed: {result.disturbed}"
+
+
+def _schedule(rounds: int, seconds: float, runs: int = 1) -> Schedule:
+    """How much is measured: as many rounds again are there to replace those that other processes disturbed, which are long here."""
+    from aspen_mp.bench.figures.seats import Schedule
+
+    return Schedule(rounds=rounds, spare=rounds, seconds=seconds, runs=runs)
 
 
 def _engines(text: str | None) -> tuple[list[str], list[str]]:
@@ -82,7 +90,7 @@ def together(
     if counts and any(len(group) != len(counts) for group in groups):
         raise typer.BadParameter(f"give a number for each of the {len(groups[0])} networks", param_hint="--ratio")
     chosen, absent = _engines(engines)
-    schedule = options.schedule(rounds, seconds, runs)
+    schedule = _schedule(rounds, seconds, runs)
     with output.progress("bench", quiet=as_json) as update:
         result = bench.measure(groups, counts, chosen, cpus, schedule, lambda text: update(text, 0, 0))
     result.absent = absent
@@ -152,7 +160,7 @@ def priority(
         urgent, load = (case.label for case in options.cases([urgent, load]))
         scenes = [bench.Scene(urgent, every, load, in_flight)]
     chosen, absent = _engines(engines)
-    schedule = options.schedule(rounds, seconds, 1)
+    schedule = _schedule(rounds, seconds)
     result = bench.PriorityResult(cpus, absent=absent)
     with output.progress("bench", quiet=as_json) as update:
         for scene in scenes:
@@ -212,7 +220,7 @@ def deadlines(
         raise typer.BadParameter(f"{loads!r} has a load that is not above 0. Write it like 0.5,0.9", param_hint="--loads")
     cases = options.cases(networks or [*bench.NETWORKS])
     chosen, absent = _engines(engines)
-    schedule = options.schedule(rounds, seconds, 1)
+    schedule = _schedule(rounds, seconds)
     with output.progress("bench", quiet=as_json) as update:
         result = bench.measure(cases, wanted, slack, seed, chosen, cpus, schedule, lambda text: update(text, 0, 0))
     result.absent = absent
@@ -263,7 +271,7 @@ def dynamic(
     stages = [options.cases(phase.split("+")) for phase in phases or bench.PHASES]
     chosen, absent = _engines(engines)
     with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(stages, chosen, cpus, options.schedule(rounds, seconds, 1), lambda text: update(text, 0, 0))
+        result = bench.measure(stages, chosen, cpus, _schedule(rounds, seconds), lambda text: update(text, 0, 0))
     result.absent = absent
     if plot is not None:
         bench.plot(result, plot)
@@ -296,7 +304,7 @@ def contention(
     Exit status 1 if it failed.
     """
     from aspen_mp.bench.coexecution import contention as bench
-    from aspen_mp.bench.models.phases import KINDS
+    from aspen_mp.bench.models.synthetic.phases import KINDS
 
     findings.need_matplotlib(plot)
     recording = findings.Recording("contention", file, as_json, keep_disturbed)
@@ -306,7 +314,7 @@ def contention(
     if len(cpus) < 2:
         raise typer.BadParameter("two CPUs are needed", param_hint="--cores")
     with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(cpus, size, options.schedule(rounds, seconds, runs), lambda text: update(text, 0, 0))
+        result = bench.measure(cpus, size, _schedule(rounds, seconds, runs), lambda text: update(text, 0, 0))
     if plot is not None:
         bench.plot(result, plot)
     kinds = [kind.kind for kind in result.kinds]

@@ -1,9 +1,10 @@
 """What do networks that need arithmetic or memory take from each other? `aspen-mp bench contention`.
 
-HaX-CoNN's contention (section 3.3) on CPU cores, with networks whose phases need one thing only (`bench.models.phases`). First, each kind
-of phase runs on a core beside each kind on another core; its slowdown is the time beside the other by the time alone. Then two networks
-whose phases of arithmetic and of memory alternate run on a core each: aligned, so that phases of one kind meet, and opposed, so that one
-computes while the other reads. They also run one after the other on both cores, and at once on one runtime.
+This is HaX-CoNN's contention (section 3.3) on CPU cores, with networks whose phases need one thing only
+(`bench.models.synthetic.phases`). First, each kind of phase runs on a core beside each kind on another core. Its slowdown is the time
+beside the other by the time alone. Then two networks whose phases of arithmetic and of memory alternate run on a core each. Aligned,
+phases of one kind meet; opposed, one computes while the other reads. They also run one after the other on both cores, and at once on one
+runtime.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnx
 
 from aspen_mp.bench.coexecution.rounds import Crews, Orders, Rounds, Say, Schedule, Variant
 from aspen_mp.bench.coexecution.traffic import Answer, Loop, Order, Source
-from aspen_mp.bench.models.phases import KINDS
+from aspen_mp.bench.models.synthetic.phases import KINDS
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.rounds import OURS
 
@@ -66,7 +67,7 @@ class Meeting:
 
 @dataclass(slots=True)
 class ContentionResult:
-    """What `aspen-mp bench contention` has found. `size`: of the networks, as `bench.models.phases` takes it."""
+    """What `aspen-mp bench contention` has found. `size`: of the networks, as `bench.models.synthetic.phases` takes it."""
 
     cores: list[int]
     size: int

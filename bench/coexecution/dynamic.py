@@ -1,8 +1,8 @@
 """How do latencies change while networks come and go? `aspen-mp bench dynamic`.
 
-HaX-CoNN's dynamic experiment (section 5.3, figure 7): every few seconds another set of networks is at work, each with a client that runs
-one request after the other. All networks are loaded when it begins. Each engine goes through the same phases. A runtime's time at work is a
-sum over all phases: what the requests that ended would take alone, one after the other, by the time that passed.
+This is HaX-CoNN's dynamic experiment (section 5.3, figure 7). Every few seconds another set of networks is at work, each with a client that
+runs one request after the other. All networks are loaded when it begins, and each engine goes through the same phases. The progress of an
+engine in a phase is what its requests take one after the other, each alone, by the time that passed.
 """
 
 from __future__ import annotations

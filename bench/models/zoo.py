@@ -19,10 +19,10 @@ from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import BATCH, SEQ, Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights, signature
-from .phases import phases
 from .quantized import in_int8
 from .residual import DENSENET, RESNET, densenet, resnet
 from .stacks import depthwise_chain, inception_pools, pool_blocks, poolformer, sppf
+from .synthetic.phases import phases
 from .text import TextOptions
 from .vision import ImageOptions
 from .yolo import yolov3

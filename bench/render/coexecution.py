@@ -9,17 +9,17 @@ from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
 from aspen_mp.bench.coexecution.dynamic import DynamicResult
 from aspen_mp.bench.coexecution.priority import PriorityResult
 from aspen_mp.bench.coexecution.together import Group, TogetherResult
-from aspen_mp.bench.models.phases import KINDS
+from aspen_mp.bench.models.synthetic.phases import KINDS
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.render import networks
 from aspen_mp.bench.render.markdown import number, table
 from aspen_mp.bench.render.published import Published
 
 INTRODUCTION = (
-    "Engines that hold several networks in one process. aspen-mp has one runtime for all of them. ONNX Runtime has a session for each "
-    "network, called from a thread for each request in flight: as it is, with quiet threads that do not spin, or with one pool of threads "
-    "that all sessions share. OpenVINO has a compiled model for each network, with one stream on all cores or with a stream for each core. "
-    "Neither has priorities or deadlines on a CPU: OpenVINO's CPU plugin refuses MODEL_PRIORITY."
+    "Each engine holds all networks in one process. aspen-mp has one runtime for all of them. ONNX Runtime has a session for each network, "
+    "called from a thread for each request in flight. It is measured as it is, with quiet threads that do not spin, and with one pool of "
+    "threads for all sessions. OpenVINO has a compiled model for each network, with one stream on all cores, or with a stream for each "
+    "core. Neither knows deadlines, and ONNX Runtime has no priorities. OpenVINO's CPU plugin refuses MODEL_PRIORITY."
 )
 """What stands above the tables."""
 ENGINES = {
@@ -42,10 +42,10 @@ def together(item: Published) -> str:
     result: TogetherResult = item.record.result
     labels = list(dict.fromkeys(entry.label for group in result.groups for entry in group.entries))
     text = (
-        "Each network has a client that runs its requests one after the other. The table shows the time until all clients have ended, "
-        "by the time of the same requests one network after the other, each on all cores. The bound is the largest of three times: what "
-        "all requests take on one core by the number of cores, what it takes to read weights that no cache holds, and the longest client "
-        "alone."
+        "Each network has a client that runs its requests one after the other. The table shows the time until all clients have ended. It "
+        "is in units of the time of the same requests one network after the other, each on all cores. The bound is the largest of three "
+        "times. The first is what all requests take on one core, by the number of cores. The second is what it takes to read weights that "
+        "no cache holds. The third is the longest client alone."
     )
     rows = [
         [
@@ -75,9 +75,9 @@ def priority(item: Published) -> str:
     """Each scene: latency of urgent requests alone and beside the load, and what the load keeps."""
     result: PriorityResult = item.record.result
     parts = [
-        "Beside is what an urgent request takes while the load is there. The last column is the throughput that the load keeps, by what "
-        "urgent requests leave of it: the share of time in which none of them would be under way, if they ran alone. It exceeds 1 where "
-        "urgent requests wait."
+        "Beside is what an urgent request takes while the load is there. Urgent requests leave the share of time in which none of them "
+        "would be under way, if they ran alone. The last column is the load's throughput in units of that share of its own. It exceeds 1 "
+        "where urgent requests wait."
     ]
     columns = ["engine", "alone, ms", "beside, ms", "p99 beside, ms", "median by alone", "p99 by the median alone", "load keeps"]
     for found in result.scenes:
@@ -98,19 +98,17 @@ def deadlines(item: Published) -> str:
     """The share of requests in time, by load."""
     result: DeadlinesResult = item.record.result
     loads = sorted({point.load for curve in result.curves for point in curve.points})
-    mix = ", ".join(
-        f"{networks.name(network)} {number(ms)} ms alone, {number(limit)} ms to its deadline"
-        for network, ms, limit in zip(result.networks, result.alone_ms, result.deadlines_ms, strict=True)
-    )
+    times = zip(result.networks, result.alone_ms, result.deadlines_ms, strict=True)
+    mix = table(["network", "alone, ms", "deadline, ms"], [[networks.name(name), number(ms), number(limit)] for name, ms, limit in times])
     text = (
-        f"Requests come at random times: {mix}. At a load of 1, aspen-mp's times alone fill the whole time. The table shows the share of "
-        "all requests that ended in time."
+        "Requests come at random times, each network for the same share of the machine. At a load of 1, aspen-mp's times alone fill the "
+        "whole time. The second table shows the share of all requests that ended in time."
     )
     rows = [
         [engine(curve.label), *(f"{point.share:.1%}" for point in sorted(curve.points, key=lambda point: point.load))]
         for curve in result.curves
     ]
-    parts = [text, table(["engine", *(f"load {load:g}" for load in loads)], rows)]
+    parts = [text, mix, table(["engine", *(f"load {load:g}" for load in loads)], rows)]
     taken = [(curve, point) for curve in result.curves for point in curve.points if point.refused]
     if taken:
         refused = [

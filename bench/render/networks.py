@@ -61,7 +61,7 @@ def name(case: str) -> str:
     words = []
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
-        words.append(sizes.get(key, key + " {}").format(value.replace("_", ", ")))
+        words.append("1 token" if option == "seq=1" else sizes.get(key, key + " {}").format(value.replace("_", ", ")))
     return ", ".join([NAMES.get(network, network), *words, *more])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aspen_mp.bench.coexecution import contention, crew, deadlines, priority
-from aspen_mp.bench.models.phases import KINDS
+from aspen_mp.bench.models.synthetic.phases import KINDS
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.records import record
 from aspen_mp.bench.render import published

@@ -14,9 +14,11 @@ import typer
 from folders import ROOT
 
 from aspen_mp.bench.cli.app import app
+from aspen_mp.bench.coexecution import contention, deadlines, dynamic, priority, together
 from aspen_mp.bench.figures import stacks
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.layers import Layers
+from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers import cases
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.render import networks, pages, published, render
@@ -95,6 +97,52 @@ def test_a_record_of_stacks_has_a_page_and_a_chart(tree: Path) -> None:
     assert "1×64×8×8" in (tree / picture).read_text()
     ratios = {(pair.case, pair.engine): pair.ratio for pair in networks.compared(published.read(tree / render.RESULTS))}
     assert ratios["pool_blocks", "torch"] == ratios["sppf", "torch"] == 0.25
+
+
+def several() -> dict[str, object]:
+    """A result of each benchmark of several networks at once."""
+    spread = Spread.of([0.010, 0.020])
+    shares = [together.Share(spread, spread)] * 2
+    entries = [together.Entry(OURS, [80.0], [100.0], shares, 0.8), together.Entry("openvino", [90.0], [99.0], shares, 0.91, 1.125)]
+    group = together.Group(["gpt2@seq=1", "resnet50"], [3, 1], entries, together.Bound(76, 10, 50, 40))
+    times = priority.Quantiles.of([4.0, 5.0, 6.0])
+    scene = priority.SceneResult(priority.SCENES[0], [priority.Entry(OURS, times, times, [10.0], [8.0], 0.8)])
+    points = [deadlines.Point(load, 100, 7, 90, spread, spread) for load in (0.5, 1.5)]
+    met = deadlines.DeadlinesResult([0, 1], ["resnet50"], 5, [20.0], [100.0], [deadlines.Curve(OURS, points)])
+    line = dynamic.Line(0, "resnet50", spread, 30.0, [0.125, 0.375], [20.0, 21.0])
+    course = dynamic.DynamicResult([0, 1], [["resnet50"]], 0.5, [dynamic.Course(OURS, [line], [0.97])])
+    pairs = [contention.Pair(a, b, 1.25, [1.25], 1.3) for a in "cm" for b in "cm"]
+    meetings = [contention.Meeting("aligned, a core each", [60.0]), contention.Meeting("opposed, a core each", [48.0])]
+    met_phases = contention.ContentionResult([0, 1], 512, [contention.Kind(kind, 8.0, 30.0) for kind in "cm"], pairs, meetings)
+    return {
+        "together": together.TogetherResult([0, 1], [group]),
+        "priority": priority.PriorityResult([0, 1], [scene]),
+        "deadlines": met,
+        "dynamic": course,
+        "contention": met_phases,
+    }
+
+
+def test_records_of_several_networks_have_a_page_and_charts(tree: Path) -> None:
+    peers = published.of(published.read(tree / render.RESULTS), "peers")[0]
+    document = json.loads(peers.file.read_text())
+    for name, result in several().items():
+        (peers.file.parent / f"{name}.json").write_text(json.dumps(document | {"benchmark": name, "result": msgspec.to_builtins(result)}))
+    pictures = {render.DOCS / f"{peers.folder}-{name}.svg" for name in several()}
+    assert {render.DOCS / "several-networks.md", *pictures} <= set(render.write(tree))
+    assert render.stale(tree) == []
+    text = (tree / render.DOCS / "several-networks.md").read_text()
+    for row in (
+        "3 × GPT-2, 1 token + ResNet-50 | 80.0 | 0.800 | 0.910 | 0.760 | 0.89",
+        "aspen-mp | 5.00 | 5.00 | 6.00 | 1.00 | 1.20 | 1.00",
+        "aspen-mp | 90.0% | 90.0%",
+        "1.5 | 7.0% | 96.8% | 20.0",
+        "1 | ResNet-50 | 20.0 (20.0)",
+        "opposed, a core each | 48.0 | 0.800",
+    ):
+        assert f"| {row} |" in text
+    assert "### MobileNetV2 every 30 ms beside 3 × VGG-16" in text
+    assert "a median error of 4.0%" in text
 
 
 def test_a_readme_without_its_lines_is_refused(tree: Path) -> None:

@@ -8,8 +8,8 @@ import math
 import onnx
 from onnx import TensorProto
 
-from .net import Init, Net, Weights
-from .vision import ImageOptions
+from aspen_mp.bench.models.net import Init, Net, Weights
+from aspen_mp.bench.models.vision import ImageOptions
 
 ROWS = 16
 """Rows of the image between two phases, each of `size` numbers."""

@@ -1,0 +1,1 @@
+"""Networks that are made to measure one thing."""
