@@ -104,10 +104,8 @@ def measure(cores: Sequence[int], size: int, schedule: Schedule, say: Say) -> Co
     result = ContentionResult(pair, size)
     with Crews(cases, variants, say) as crews:
         sizes = [_read(model) for model in crews.models]
-        rounds = crews.rounds({APART: _phases(at, schedule)}, schedule, "pairs of phases")
-        _count(result, rounds)
-        if APART in rounds:
-            _compare(result, rounds, at, sizes)
+        for kind in KINDS:
+            _beside_each(result, crews, kind, at, schedule, sizes[at[kind]])
         rounds = crews.rounds(_networks(at, schedule), schedule, "networks of phases")
         _count(result, rounds)
         if APART in rounds and BOTH in rounds:
@@ -127,30 +125,28 @@ def _count(result: ContentionResult, rounds: Rounds) -> None:
     result.failed |= rounds.failed
 
 
-def _phases(at: dict[str, int], schedule: Schedule) -> dict[str, Order]:
-    """Each kind alone on the first core, and each pair, the second of them on the other core all the time."""
-    most = len(at)
+def _beside_each(result: ContentionResult, crews: Crews, kind: str, at: dict[str, int], schedule: Schedule, read: int) -> None:
+    """A kind on the first core, alone and beside each kind that is on the other core all the time. Rounds are of one pair, so that a
+    disturbance costs little. `read`: bytes of weights that a request reads."""
     until = WARM_S + schedule.seconds
-    orders = {}
-    for kind in KINDS:
-        own = Loop(network=at[kind], end_s=until)
-        orders[kind] = Order(acts=[[own]], warm=False)
-        for beside in KINDS:
-            other = Loop(network=most + at[beside], end_s=until)
-            orders[f"{kind} {beside}"] = Order(acts=[[own, other]], warm=False)
-    return orders
-
-
-def _compare(result: ContentionResult, rounds: Rounds, at: dict[str, int], sizes: Sequence[int]) -> None:
-    """Phases alone, and in pairs: those requests that began when both were under way and ended while they were."""
-    alone = {kind: [_middle(performance.runs[0][0], at[kind]) for performance in rounds.of(APART, kind)] for kind in KINDS}
-    for kind in KINDS:
-        ms = statistics.median(alone[kind])
-        result.kinds.append(Kind(kind, ms, sizes[at[kind]] / 1e6 / ms))
-        for beside in KINDS:
-            both = [_middle(performance.runs[0][0], at[kind]) for performance in rounds.of(APART, f"{kind} {beside}")]
-            ratios = [b / a for a, b in zip(alone[kind], both, strict=True)]
-            result.pairs.append(Pair(kind, beside, statistics.median(ratios), ratios))
+    own = Loop(network=at[kind], end_s=until)
+    times: list[float] = []
+    for beside in KINDS:
+        other = Loop(network=len(at) + at[beside], end_s=until)
+        orders = {"alone": Order(acts=[[own]], warm=False), "beside": Order(acts=[[own, other]], warm=False)}
+        rounds = crews.rounds({APART: orders}, schedule, f"{kind} beside {beside}")
+        _count(result, rounds)
+        if APART not in rounds:
+            continue
+        alone, both = (
+            [_middle(performance.runs[0][0], at[kind]) for performance in rounds.of(APART, name)] for name in ("alone", "beside")
+        )
+        ratios = [b / a for a, b in zip(alone, both, strict=True)]
+        result.pairs.append(Pair(kind, beside, statistics.median(ratios), ratios))
+        times += alone
+    if times:
+        ms = statistics.median(times)
+        result.kinds.append(Kind(kind, ms, read / 1e6 / ms))
 
 
 def _middle(act: Sequence[Answer], network: int) -> float:

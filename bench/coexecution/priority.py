@@ -8,6 +8,7 @@ which refuses MODEL_PRIORITY: they run the same load without. So does ours a sec
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Quantiles:
 
     def at(self, share: float) -> float:
         """One of them, milliseconds."""
-        return self.ms[SHARES.index(share)] if self.ms else float("nan")
+        return self.ms[SHARES.index(share)] if self.ms else math.nan
 
 
 @dataclass(slots=True)
@@ -86,7 +87,10 @@ class Entry:
 
     @property
     def kept(self) -> float:
-        """The load's throughput beside urgent requests by what they leave of it, the middle of the rounds."""
+        """The load's throughput beside urgent requests by what they leave of it, the middle of the rounds. Not a number where they leave
+        nothing."""
+        if not self.left:
+            return math.nan
         return statistics.median(b / a for a, b in zip(self.load_alone_per_s, self.load_beside_per_s, strict=True)) / self.left
 
 

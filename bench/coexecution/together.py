@@ -167,8 +167,7 @@ def measure(
             found.rejected, found.disturbed, found.failed = rounds.rejected, rounds.disturbed, rounds.failed
             found.entries = [_entry(rounds, engine, members, engines[0]) for engine in engines if engine in rounds]
             if ONE in rounds and OURS in rounds:
-                turn = memory.turn(schedule.seconds, MEMORY_RUNS)
-                gb_s = len(cores) * MEMORY_BYTES / 1e9 / statistics.median(turn.seconds)
+                gb_s = len(cores) * MEMORY_BYTES / 1e9 / min(memory.turn(schedule.seconds, MEMORY_RUNS).seconds)
                 found.bound = _bound(rounds, members, found.counts, [weights[k] for k in members], gb_s, len(cores))
             result.groups.append(found)
     return result

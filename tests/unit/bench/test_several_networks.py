@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 from concurrent.futures import Future
@@ -139,6 +140,7 @@ def test_what_a_load_keeps() -> None:
     alone, beside = priority.Quantiles.of([4.0] * 99 + [8.0]), priority.Quantiles.of([5.0] * 90 + [20.0] * 10)
     entry = priority.Entry(OURS, alone, beside, [10.0, 20.0, 30.0], [8.0, 16.0, 20.0], left=0.8)
     assert (entry.p50, entry.p99, entry.kept) == pytest.approx((1.25, 5.0, 1.0))
+    assert math.isnan(priority.Entry(OURS, alone, beside, [10.0], [8.0], left=0.0).kept)
 
 
 def test_arrivals_of_a_load() -> None:
