@@ -85,14 +85,11 @@ def together(
     findings.need_matplotlib(plot)
     recording = findings.Recording("together", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
-    groups = _groups(networks, pairs)
-    counts = options.counts(ratio, "--ratio") if ratio else None
-    if counts and any(len(group) != len(counts) for group in groups):
-        raise typer.BadParameter(f"give a number for each of the {len(groups[0])} networks", param_hint="--ratio")
+    groups = _groups(networks, pairs, options.counts(ratio, "--ratio") if ratio else None)
     chosen, absent = _engines(engines)
     schedule = _schedule(rounds, seconds, runs)
     with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(groups, counts, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+        result = bench.measure(groups, chosen, cpus, schedule, lambda text: update(text, 0, 0))
     result.absent = absent
     if plot is not None:
         bench.plot(result, plot)
@@ -102,18 +99,23 @@ def together(
     findings.fail(shown)
 
 
-def _groups(networks: Sequence[str] | None, pairs: bool) -> list[list[Case]]:
-    """What runs at once."""
+def _groups(networks: Sequence[str] | None, pairs: bool, counts: list[int] | None) -> list[tuple[list[Case], Sequence[int] | None]]:
+    """What runs at once, and how many requests of each."""
     import itertools
 
     from aspen_mp.bench.coexecution.together import GROUPS
 
-    if not networks:
-        return [options.cases([*group]) for group in GROUPS]
-    cases = options.cases([*networks])
-    if len(cases) < 2 or len({case.label for case in cases}) < len(cases):
-        raise typer.BadParameter("give at least two networks, each once", param_hint="NETWORK")
-    return [[*pair] for pair in itertools.combinations(cases, 2)] if pairs else [cases]
+    if networks:
+        cases = options.cases([*networks])
+        if len(cases) < 2 or len({case.label for case in cases}) < len(cases):
+            raise typer.BadParameter("give at least two networks, each once", param_hint="NETWORK")
+        members = [[*pair] for pair in itertools.combinations(cases, 2)] if pairs else [cases]
+        groups: list[tuple[list[Case], Sequence[int] | None]] = [(group, counts) for group in members]
+    else:
+        groups = [(options.cases([*group]), counts or own) for group, own in GROUPS]
+    if counts and len(counts) != len(groups[0][0]):
+        raise typer.BadParameter(f"give a number for each of the {len(groups[0][0])} networks", param_hint="--ratio")
+    return groups
 
 
 def _group(group: Group) -> findings.Shown:

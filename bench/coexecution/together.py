@@ -27,11 +27,12 @@ from aspen_mp.workers import topology
 
 ONE = f"{OURS} on one core"
 """Label of the crew that says how long a core needs."""
-GROUPS = (
-    ("gpt2@seq=1", "resnet50"),
-    ("vgg_classifier", "bert_base@seq=128"),
+GROUPS: tuple[tuple[tuple[str, ...], tuple[int, ...] | None], ...] = (
+    (("gpt2@seq=1", "resnet50"), (3, 1)),
+    (("vgg_classifier", "bert_base@seq=128"), None),
 )
-"""What is measured unless networks are named: one network that waits for memory, and one that computes."""
+"""What is measured unless networks are named: one network that waits for memory, and one that computes. With requests of each in a run, or
+None: balanced."""
 MOST = 16
 """Requests of a network in a group, at most, where its networks are balanced."""
 MEMORY_RUNS = 3
@@ -142,16 +143,15 @@ class TogetherResult:
 
 
 def measure(
-    groups: Sequence[Sequence[Case]],
-    counts: Sequence[int] | None,
+    groups: Sequence[tuple[Sequence[Case], Sequence[int] | None]],
     engines: Sequence[str],
     cores: Sequence[int],
     schedule: Schedule,
     say: Say,
 ) -> TogetherResult:
-    """Measures groups of networks on these cores. `counts`: requests of each network in a run; None: so many that all clients would take
-    about as long alone. `schedule`: seconds and runs are of each order."""
-    cases = list({case.label: case for group in groups for case in group}.values())
+    """Measures groups of networks on these cores, each with the number of requests of each network in a run. None: so many that all clients
+    would take about as long alone. `schedule`: seconds and runs are of each order."""
+    cases = list({case.label: case for group, _ in groups for case in group}.values())
     at = {case.label: number for number, case in enumerate(cases)}
     variants = [Variant(engine, engine, cores) for engine in engines]
     if OURS in engines:
@@ -160,7 +160,7 @@ def measure(
     with Crews(cases, variants, say) as crews, _memory(cores) as memory:
         result.settings = crews.settings
         weights = [_streamed(model) for model in crews.models]
-        for group in groups:
+        for group, counts in groups:
             members = [at[case.label] for case in group]
             found = Group([case.label for case in group], list(counts or _balanced(crews, engines[0], members, schedule)))
             rounds = crews.rounds(_orders(engines, members, found.counts, schedule), schedule, found.name)
