@@ -125,6 +125,7 @@ static void spoil_all(void) {
   c->idle.spinners = (uint32_t)junk();
   spoil(c->claim.waiting, sizeof c->claim.waiting);
   c->claim.running = (uint32_t)junk();
+  spoil(&c->turns, sizeof c->turns);
   for (uint32_t id = 1; id < IDS; id++)
     if ((uint32_t)c->instance[id].word != ASPEN_INSTANCE_NONE) spoil_instance(id);
 }

@@ -243,7 +243,7 @@ static void worker(uint32_t row, uint32_t random) {
 
 /* ------------------------------------------------------------------------------------------------ clients */
 
-struct asked { uint32_t busy, plan, poisoned, large, cancels, sequence, answered; uint64_t expected[LENGTH]; };
+struct asked { uint32_t busy, plan, poisoned, large, cancels, sequence, answered, drops; uint64_t expected[LENGTH]; };
 struct thread { uint32_t client, number, random, round; struct asked slot[SLOTS]; };
 
 static uint64_t *region_of(const struct thread *t, uint32_t s) { return (uint64_t *)(world->data[t->client] + ASPEN_DATA_FIRST + (t->number * SLOTS + s) * REGION); }
@@ -259,6 +259,8 @@ static void check_answer(struct thread *t, uint32_t s) {
   if (error == ASPEN_E_CANCELLED) {
     if (!a->cancels) complain("a request was cancelled that nobody cancelled");
     __atomic_fetch_add(&world->cancelled, 1, __ATOMIC_RELAXED);
+  } else if (error == ASPEN_E_TOO_LATE || error == ASPEN_E_EXPIRED) {
+    if (!a->drops) complain("a request was dropped that may take as long as it likes");
   } else if (a->plan == 1 && (error == ASPEN_E_PLAN_GONE || error == ASPEN_E_BAD_PLAN /* its entry is free */)) {
     __atomic_fetch_add(&world->gone, 1, __ATOMIC_RELAXED);
   } else if (a->plan == PLANS) {
@@ -313,6 +315,11 @@ static void ask(struct thread *t, uint32_t s) {
   if (!generation) generation = aspen_load_acquire(&world->generation_of[a->plan = 0]);
   if (a->plan < PLANS) reference(&world->graph[a->plan], x, a->expected);
   struct aspen_request q = {.plan = a->plan + 1, .generation = generation, .class_ = below(&t->random, 3), .offset = (uint64_t)((char *)x - world->data[t->client])};
+  if (below(&t->random, 3) == 0) { /* from microseconds to seconds */
+    q.span_ns = 1000ull << below(&t->random, 22);
+    q.runs_on = below(&t->random, 2);
+  }
+  a->drops = q.span_ns && !q.runs_on;
   a->busy = 1;
   a->cancels = 0;
   a->sequence = aspen_submit(&world->client[t->client], &world->bell, t->number * SLOTS + s, &q);

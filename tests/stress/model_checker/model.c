@@ -43,7 +43,7 @@ struct scenario it;
 static void crashed(int signal) { fail("a crash: somebody touched what is not mapped"); }
 
 static const struct scenario scenarios[] = {
-    /* name, graph, requests, slots, instances, fault, cancel, leaves, announces, lazy, drops, spoils, maps */
+    /* name, graph, requests, slots, instances, fault, cancel, leaves, announces, lazy, drops, spoils, maps, timed */
     {"single", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},
     {"pair", PAIR, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},       /* two tiles ready at once: seeding, stealing */
     {"chain", CHAIN, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},     /* one after the other, the last one over what the first one wrote: steal, follow, complete */
@@ -53,8 +53,11 @@ static const struct scenario scenarios[] = {
     {"again", SINGLE, 2, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},    /* one after the other: the instance, its flags and buffers are used again */
     {"queued", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, one instance: the second waits for the first one's END */
     {"beside", SINGLE, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, two instances */
-    {"rush-lazy", PAIR, 2, 2, 2, -1, -1, 0, 0, 1, NONE, 0, 0},  /* the same, and nobody steals */
     {"rush", PAIR, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},       /* the same with two tiles each */
+    {"rush-lazy", PAIR, 2, 2, 2, -1, -1, 0, 0, 1, NONE, 0, 0},  /* the same, and nobody steals */
+    {"later", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = 1},  /* as queued, and the first request's deadline is the later one */
+    {"sooner", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = 2}, /* … the earlier one */
+    {"retimed", SINGLE, 2, 2, 1, -1, 0, 0, 0, 0, NONE, 0, 0, .timed = 2}, /* … and the first request is cancelled */
     {"cancel", PAIR, 1, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},      /* cancelled right after submission */
     {"recancel", SINGLE, 2, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},  /* cancelled, then the slot is used again */
     {"scribble", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 1, 0}, /* the client overwrites its own slot, and is gone */

@@ -92,6 +92,8 @@ void worker_body(int me) {
     }
 }
 
+enum { SECOND = 1000000000 };
+
 uint64_t input_of(int r) { return (uint64_t)(1000 + r); }
 
 static void check_answer(int r, int s) {
@@ -127,6 +129,7 @@ void client_body(int me) {
       int s = r % it.slots;
       aspen_store_relaxed(&data[8 + 8 * s], input_of(r));
       struct aspen_request q = {.plan = 1, .generation = 1, .data = 0, .class_ = it.classes && r ? 0 : it.classes ? 2 : 1, .offset = (uint64_t)(64 + 64 * s)};
+      if (it.timed) q.span_ns = SECOND * (uint64_t)(it.timed == 1 ? it.requests - r : r + 1); /* the clock stands still: it does not pass */
       told.sequence[s] = aspen_submit(&client, &bell, (uint32_t)s, &q);
       if (r == it.cancel) aspen_cancel(&client, &bell, (uint32_t)s, told.sequence[s]);
       if (it.spoils) aspen_store_relaxed(&client.slot[s].word, ASPEN_SLOT_WORD(told.sequence[s], ASPEN_SLOT_FREE));

@@ -146,9 +146,25 @@ static void check_quiet(const struct pending *at) {
   fail("a worker touched what is shared while the world stood still");
 }
 
+/* Of requests with deadlines that wait, the one with the earliest is begun first: word `p` of a slot becomes RUNNING. */
+static void check_earliest(const uint32_t *p) {
+  const struct aspen_turns *t = &control.turns;
+  uint64_t own = 0, least = UINT64_MAX;
+  for (uint32_t k = 0; k < t->n_active; k++) {
+    const struct aspen_active *a = &t->active[k];
+    if (a->instance || client.slot[a->slot].word != ASPEN_SLOT_WORD(a->sequence, ASPEN_SLOT_SUBMITTED)) continue;
+    if (&client.slot[a->slot].word == p) own = a->deadline_ns;
+    if (a->deadline_ns < least) least = a->deadline_ns;
+  }
+  CHECK(own, "a request with a deadline begins that was not admitted");
+  CHECK(own == least, "a later deadline goes first");
+}
+
 void on_operation(const struct pending *at, uint64_t old) {
   if (it.dies && searching && running < it.workers) check_quiet(at);
   if (at->p == &control.claim.lock && at->kind == CAS && !old) claimed.once = 1;
+  for (int k = 0; k < it.slots && it.timed && at->kind == CAS; k++)
+    if (at->p == &client.slot[k].word && old == at->a && ASPEN_SLOT_STATE(at->b) == ASPEN_SLOT_RUNNING) check_earliest(&client.slot[k].word);
   for (int k = 0; k < it.instances; k++) {
     const char *a = arena[k], *p = at->p;
     if (at->kind == RMW && p >= a + COUNTERS && p < a + EXECUTED) CHECK(old != 0, "a counter fell below zero");
@@ -165,6 +181,22 @@ void died(int w) {
     instances[w][k + 1] = NULL;
     made[w][k]->view.generation = 0;
     made[w][k]->view.request = NULL;
+  }
+}
+
+/* Between claims each request has one entry, and the hint of one that waits leads to it. */
+static void check_turns(void) {
+  struct aspen_turns *t = &control.turns;
+  CHECK(t->n_active <= ASPEN_ACTIVE, "there are too many entries");
+  for (uint32_t k = 0; k < t->n_active; k++) {
+    const struct aspen_active *a = &t->active[k];
+    CHECK(a->instance || t->admitted[a->client][a->slot] == k || client.slot[a->slot].word != ASPEN_SLOT_WORD(a->sequence, ASPEN_SLOT_SUBMITTED),
+          "a request that waits is not found");
+    for (uint32_t o = 0; o < k; o++) {
+      const struct aspen_active *b = &t->active[o];
+      CHECK(!a->instance || a->instance != b->instance || a->generation != b->generation, "a request that runs has two entries");
+      CHECK(a->instance || b->instance || a->slot != b->slot || a->sequence != b->sequence, "a request that waits has two entries");
+    }
   }
 }
 
@@ -193,6 +225,11 @@ void normalise(void) {
   int unlocked = 1;
   for (int w = 0; w < it.workers; w++) normalise_worker(&dse[w], w);
   control.claim.turn = 0; /* there is one client */
+  for (uint32_t k = 0; k < ASPEN_ACTIVE; k++) {
+    control.turns.active[k].expected_ns = 0; /* nobody decides by it */
+    if (k >= control.turns.n_active) memset(&control.turns.active[k], 0, sizeof *control.turns.active);
+  }
+  if (!control.claim.lock && !standing_still()) check_turns();
   if (standing_still()) return; /* recovery needs no locks */
   for (int w = 0; w < it.workers; w++) {
     struct aspen_row *row = &control.row[w];
@@ -327,6 +364,7 @@ static void track_all(void) {
     track(&slot->message_bytes, 8, "a slot's hint");
     track(&data[8 + 8 * s], 16, "a request's region");
     ignore(&slot->submitted_ns, 8);
+    ignore(&slot->span_ns, 16);
     ignore(&slot->started_ns, 16);
   }
   remember(&claimed, sizeof claimed, "whether there was a claim");
