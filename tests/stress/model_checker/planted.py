@@ -137,6 +137,43 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "beside classes lending workers=1",
         ),
     ],
+    "deadlines": [
+        (
+            "begins the latest deadline first",
+            "claim.h",
+            "if (pa != pb) return pa < pb;",
+            "if (pa != pb) return pa > pb;",
+            "later workers=1",
+        ),
+        (
+            "loses an entry that it moves",
+            "turns.h",
+            "  if (!last->instance) t->admitted[last->client % ASPEN_MAX_CLIENTS][last->slot % ASPEN_SLOTS] = (uint16_t)at;\n",
+            "",
+            "sooner workers=1",
+        ),
+        (
+            "admits a request at each look",
+            "admit.h",
+            "struct aspen_active *known = aspen_admitted(t, r);",
+            "struct aspen_active *known = NULL;",
+            "sooner workers=1",
+        ),
+        (
+            "admits a request without a word",
+            "admit.h",
+            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)f[k].ends;\n  aspen_active_add(t, &a);",
+            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)f[k].ends;",
+            "later workers=1",
+        ),
+        (
+            "keeps entries over a recovery",
+            "turns.h",
+            "  t->n_active = t->alone = 0;\n",
+            "  t->alone = 0;\n",
+            "sooner workers=1 deaths=1",
+        ),
+    ],
     "pool": [
         ("forgets a queue's bit", "pool.h", "    aspen_store_guarded(&lane->mask, mask | bit);\n", "", "single"),
         ("forgets a lane's bit", "pool.h", "    aspen_store_guarded(&row->busy, busy | (empty & -empty));\n", "", "single"),
