@@ -231,7 +231,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
         rows = []
         for row in _by_layer(report["layers"]):
             slices = f"{row['batch_slice'][1]} slices of the batch" if row["batch_slice"][1] > 1 else ""
-            note = f"opaque: {row['why']}" if row["opaque"] else slices
+            note = f"opaque, one tile: {row['why']}" if row["opaque"] else slices
             tile = sources.describe(row["tile_shape"])
             work = f"{row['flops'] / 1e6:.2f}"
             moved = f"{row['bytes'] / 1e6:.2f}"

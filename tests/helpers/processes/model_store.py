@@ -33,6 +33,8 @@ from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.segments import Segment
 
 CLIENT = 3
+PREEMPT_MS = 1e-5
+"""No tile is so short."""
 
 
 class Table(_control.ControlTable):
@@ -40,12 +42,13 @@ class Table(_control.ControlTable):
 
     running = False
     served = 0
+    beside = 0
 
     def collect(self) -> list[int]:
         return [] if self.running else super().collect()
 
     def plan(self, plan: int) -> dict[str, Any]:
-        return {**super().plan(plan), "served": self.served}
+        return {**super().plan(plan), "served": self.served, "beside": self.beside}
 
 
 class Child:
@@ -90,7 +93,10 @@ class World:
         server = SimpleNamespace(_table=self.table, _segments=self.segments, _pool=pool)
         self.collect = partial(Server._collect, server)  # type: ignore[arg-type]
         setup = PlanningSetup(
-            None, rates.BUILT_IN, "built-in", Limits(), lambda: self.speeds, prepare=nothing, prepared=lambda: self.prepared
+            *(None, rates.BUILT_IN, "built-in", Limits(), lambda: self.speeds),
+            prepare=nothing,
+            prepared=lambda: self.prepared,
+            preempt_ms=PREEMPT_MS,
         )
         resources = Resources(self.loop, self.table, self.segments, SimpleNamespace(), self.event_log)  # type: ignore[arg-type]
         server._models = self.store = ModelStore(resources, setup, self.collect, nothing)

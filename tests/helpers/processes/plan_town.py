@@ -129,7 +129,7 @@ class Town:
         held = SimpleNamespace(nbytes=LEAST, fd=0)
         segments: Any = type("Segments", (), {"__getitem__": lambda _, segment: held, "settling": False})()
         segments.settled, segments.drop, segments.discard = lambda then: then(), nothing, nothing
-        table: Any = SimpleNamespace(plan=lambda plan: {"served": self.served})
+        table: Any = SimpleNamespace(plan=lambda plan: {"served": self.served, "beside": 0})
         loop: Any = SimpleNamespace(later=lambda seconds, action: self.timers.append(action))
         reserver: Any = SimpleNamespace(reserve=lambda role, nbytes, then: self.reserving.append(then))
         cache: Any = SimpleNamespace(model=nothing, path_of=str)

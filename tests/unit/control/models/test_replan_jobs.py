@@ -7,18 +7,20 @@ import os
 import socket
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
-from model_store import World, store_of_models
+from model_store import PREEMPT_MS, World, store_of_models
 
 from aspen_mp.control.models import replanning
 from aspen_mp.control.planning import planner_child
-from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
+from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild, PlanStage
 from aspen_mp.control.planning.preload import Preload
 from aspen_mp.control.server import Server
 from aspen_mp.control.wire.event_loop import Loop
@@ -94,6 +96,43 @@ def test_a_client_does_not_wait_for_it(world: World, monkeypatch: pytest.MonkeyP
     assert len(behind.jobs) == 1
     world.answer()
     assert len(world.events("replanned")) == 1
+
+
+def test_long_tiles_beside_a_higher_class(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made again at once, but no second time, and the plan cache does not keep it; nor does it become long again when the cores
+    change."""
+
+    def looks() -> list[PlanStage]:
+        world.table.served += 1
+        world.store.refresh()
+        return [job.message for job in world.waiting if isinstance(job.message, PlanStage)]
+
+    world.ask()
+    world.answer()
+    assert not looks()
+    world.table.beside = 1
+    (job,) = looks()
+    assert (job.longest_ms, job.keep) == (PREEMPT_MS, False)
+    world.answer()
+    (event,) = world.events("replanned")
+    assert event["longest_ms"] == PREEMPT_MS
+    assert not looks()
+    monkeypatch.setattr(replanning, "REPLAN_S", 0.0)
+    world.speeds = [1.0, 1.0]
+    (job,) = looks()
+    assert (job.longest_ms, job.keep, job.speeds) == (PREEMPT_MS, False, world.speeds)
+    assert not world.errors
+
+
+@pytest.mark.parametrize("asked", [0.0, 2.0])
+def test_who_has_said_how_long_tiles_are_gets_no_others(asked: float, world: World) -> None:
+    world.ask()
+    world.answer()
+    (model,) = world.store._models.values()
+    model.options = replace(model.options, planning=msgspec.structs.replace(model.options.planning, longest_ms=asked))
+    world.table.served = world.table.beside = 1
+    world.store.refresh()
+    assert not world.waiting
 
 
 def test_unloading_ends_it(world: World) -> None:

@@ -15,7 +15,8 @@ from aspen_mp.planner import api, build
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import AUTOMATIC
+from aspen_mp.planner.job.options import AUTOMATIC, Effort
+from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage, assign_storage
 from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.simulation.simulate import of_plan, simulate
@@ -85,6 +86,26 @@ def test_one_core_and_no_effort(storage: Storage) -> None:
         own = policy.choose_grids(storage, int(cores))
         assert found.simulated == 0
         assert cuts(found) == [[c.tolist() for c in grid.cuts] for grid in own]
+
+
+@pytest.mark.parametrize("effort", ["none", "quick"])
+@pytest.mark.parametrize("cores", ["1", "2", "16"])
+def test_no_tile_is_longer_than_it_may_be(storage: Storage, cores: str, effort: Effort) -> None:
+    """By the estimate that grids are chosen by: of what can be cut so fine, and with less work than cutting everything."""
+
+    def longest(grids: list[Grid]) -> list[float]:
+        each = zip(storage.steps, grids, strict=True)
+        return [float(tile_cost.tile_costs(node, *grid.boxes(), int(cores))[0].max(initial=0.0)) for node, grid in each]
+
+    machine = Machine.parse(cores)
+    free = search(storage, machine, effort)
+    limit = max(longest(free.grids)) / 3
+    bound = search(storage, machine, effort, limit)
+    finest = longest([policy.grid_for(node, storage, policy.Aim(int(cores), 1e9)) for node in storage.steps])
+    for ns, least in zip(longest(bound.grids), finest, strict=True):
+        assert ns <= max(limit, least) * 1.05  # a grid is chosen by its whole tiles, those at borders may cost more
+    assert sum(grid.n for grid in bound.grids) > sum(grid.n for grid in free.grids)
+    assert cuts(search(storage, machine, effort, 1e12)) == cuts(free)
 
 
 def test_more_cores_want_more_tiles(storage: Storage) -> None:
