@@ -407,10 +407,10 @@ static inline void aspen_dse_rest(struct aspen_dse *d) {
 static inline void aspen_dse_epoch(struct aspen_dse *d) {
   struct aspen_signals *g = &d->s.control->signals;
   d->follow = d->opaque = 0;
-  d->gap = ASPEN_GAP_NONE;
   d->held.n = 0;
   d->s.seed.instance = 0;
   d->looking = 0; /* aspen_epoch_end resets the counts of spinners and sleepers */
+  d->gap = ASPEN_GAP_NONE;
   uint64_t stopped = aspen_ticks();
   if (aspen_tracing(&d->s.trace)) aspen_note_idle_end(&d->s.trace, stopped);
   for (;;) {

@@ -274,9 +274,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "pops by what it saw before it had the lock",
             "pool.h",
-            "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n"
-            "  if (r) return r;\n  if (!aspen_load_relaxed(&row->first)) r = ASPEN_EMPTY;",
-            "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n  if (r) return r;",
+            "  if (!(lanes = aspen_row_lanes(row, u))) r = ASPEN_EMPTY;\n  else if",
+            "  lanes = aspen_row_lanes(row, u);\n  if",
             "pair",
         ),
     ],
