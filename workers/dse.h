@@ -33,9 +33,9 @@ struct aspen_dse {
   uint64_t gap_since;     /* … in ticks: since when it is ASPEN_GAP_HOLDS */
   uint64_t shared_at;     /* ticks: up to here time is divided between classes; 0: requests of one class run */
   int64_t owed_ns;        /* to classes below the highest, ASPEN_LENT times as much as their tiles may take; below 0: they have had it */
+  int32_t owes;           /* so much for each nanosecond that passes: 1, for a lent tile -ASPEN_LENT, for others of lower classes 0 */
   uint32_t highest;       /* class of which a request runs */
-  uint32_t lower;         /* the tile in hand is of a class below */
-  uint32_t lent;          /* the last turn of those was the lowest one's, of two */
+  uint32_t lent;          /* the last turn of those below was the lowest one's, of two */
   uint32_t n_victims, roster;
   int told;               /* eventfd: written to when this DSE has parked for a recovery, so that nobody has to look for it; -1: none */
   uint64_t looked_since;  /* ticks */
@@ -271,24 +271,19 @@ enum aspen_gap {
 
 static inline uint64_t aspen_dse_order(const struct aspen_dse *d, uint64_t item) { return d->s.control->instance[ASPEN_ITEM_INSTANCE(item)].order; }
 
-/* What a tile of a lower class may take, about. */
-static inline int64_t aspen_dse_preempt_ns(const struct aspen_dse *d) {
+/* For how long a DSE works for the highest class before the others have a turn: until it owes them a tile of the longest that there should be. */
+static inline int64_t aspen_dse_turn_ns(const struct aspen_dse *d) {
   const uint32_t ns = aspen_stat_load(&d->s.control->signals.preempt_ns);
-  return ns ? ns : 1000000;
+  return ASPEN_LENT * (int64_t)(ns ? ns : 1000000);
 }
 
 /* Divides the time since the last look between the highest class and those below (docs/protocol/pool.md, "Classes"). Is it their turn? */
 static inline int aspen_dse_owes(struct aspen_dse *d, uint64_t now) {
-  const int64_t most = ASPEN_LENT * aspen_dse_preempt_ns(d);
-  if (!d->shared_at) {
-    d->owed_ns = -most;
-  } else {
-    const int64_t took = (int64_t)aspen_dse_ns(d, now - d->shared_at);
-    d->owed_ns += d->lower ? -ASPEN_LENT * took : took;
-    if (d->owed_ns > most) d->owed_ns = most;
-    if (d->owed_ns < -most) d->owed_ns = -most;
-  }
-  d->lower = 0;
+  const int64_t most = aspen_dse_turn_ns(d);
+  if (d->shared_at) d->owed_ns += d->owes * (int64_t)aspen_dse_ns(d, now - d->shared_at);
+  else d->owed_ns = -most;
+  if (d->owed_ns > most) d->owed_ns = most;
+  d->owes = 1;
   d->shared_at = now | 1;
   return d->owed_ns >= 0;
 }
@@ -310,11 +305,11 @@ static inline int aspen_dse_classes(struct aspen_dse *d) {
   return turn;
 }
 
-/* Requests of several classes run, and `item` was taken; 0: none was. */
+/* Requests of several classes run, and `item` was taken; 0: none was. What a lower class gets in a gap that is over is not lent: nobody misses it. */
 static inline void aspen_dse_took(struct aspen_dse *d, uint64_t item) {
   if (item) {
-    d->lower = aspen_order_class(aspen_dse_order(d, item)) > d->highest;
-    if (!d->lower) d->gap = ASPEN_GAP_NONE;
+    if (aspen_order_class(aspen_dse_order(d, item)) > d->highest) d->owes = 0;
+    else d->gap = ASPEN_GAP_NONE;
   } else if (d->gap == ASPEN_GAP_NONE) {
     d->gap = ASPEN_GAP_HOLDS;
     d->gap_since = d->shared_at;
@@ -697,7 +692,7 @@ static inline int aspen_dse_pop(struct aspen_dse *d, uint64_t *item) {
 }
 
 /* A tile of a class below the highest, although the highest may have one: it is their turn. What follows is put back, for others to take meanwhile.
- * The lowest class has every second turn, where there are two. EMPTY: they have no ready tile, and get their next turn later. */
+ * The lowest class has every second turn, where there are two. EMPTY: they have no ready tile, and the turn passes. */
 static inline int aspen_dse_lend(struct aspen_dse *d, uint64_t *item) {
   struct aspen_user *u = &d->s.user;
   const uint64_t before = u->before;
@@ -709,8 +704,12 @@ static inline int aspen_dse_lend(struct aspen_dse *d, uint64_t *item) {
   r = aspen_dse_pop(d, item);
   u->from = 0;
   u->before = before;
-  if (r == ASPEN_OK) aspen_stat_add(&aspen_me(&d->s)->lent, 1);
-  else d->owed_ns = -aspen_dse_preempt_ns(d);
+  if (r == ASPEN_OK) {
+    d->owes = -ASPEN_LENT;
+    aspen_stat_add(&aspen_me(&d->s)->lent, 1);
+  } else {
+    d->owed_ns = -aspen_dse_turn_ns(d);
+  }
   return r;
 }
 
@@ -748,7 +747,8 @@ static inline int aspen_dse_best(struct aspen_dse *d, uint64_t *item) {
 /* The tile to run next. EMPTY: there is none, or those that are there are held back (docs/protocol/pool.md, "Classes"). */
 static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   int r = aspen_dse_classes(d) ? aspen_dse_lend(d, item) : ASPEN_EMPTY;
-  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, item);
+  if (r != ASPEN_EMPTY) return r;
+  r = aspen_dse_best(d, item);
   if (d->shared_at && (r == ASPEN_OK || r == ASPEN_EMPTY)) aspen_dse_took(d, r == ASPEN_OK ? *item : 0);
   return r;
 }
