@@ -2,7 +2,7 @@
 
 A machine is written as a sum of groups: ``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``4P+8E@0.6``. A group is a count, a letter for a class of
 core (P performance, E efficiency, L low-power), and a speed behind @ if it is another than the class's. Speeds are relative to the
-calibrated core.
+calibrated core. Sums with / between them are NUMA nodes, each with a last-level cache of its own: ``32/32``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -97,22 +98,26 @@ class Machine:
 
     @classmethod
     def parse(cls, text: str, rates: Rates = BUILT_IN, speeds: Mapping[str, float] = SPEEDS) -> Machine:
-        """``64``, ``8P+8E``, ``2@1.0+2@0.5``. `speeds`: of the letters P, E and L. ValueError says what is wrong.
+        """``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``32/32``. `speeds`: of the letters P, E and L. ValueError says what is wrong.
 
         Classes follow from the speeds: cores that are nearly as fast as each other are of one class.
         """
         found: list[float] = []
-        for part in text.replace(" ", "").split("+"):
-            match = _GROUP.fullmatch(part)
-            if match is None:
-                raise ValueError(f"{text!r}: {part!r} is not a group of cores. Write it like 64, 8P+8E or 2@1.0+2@0.5")
-            count, letter, speed = match.groups()
-            if not 1 <= len(found) + int(count) <= MOST_CORES or count == "0":
-                raise ValueError(f"{text!r}: plans are for 1 to {MOST_CORES} cores")
-            found += [float(speed) if speed else speeds[letter.upper() or "P"]] * int(count)
+        nodes: list[int] = []
+        for node, group in enumerate(text.replace(" ", "").split("/")):
+            for part in group.split("+"):
+                match = _GROUP.fullmatch(part)
+                if match is None:
+                    raise ValueError(f"{text!r}: {part!r} is not a group of cores. Write it like 64, 8P+8E, 2@1.0+2@0.5 or 32/32")
+                count, letter, speed = match.groups()
+                if not 1 <= len(found) + int(count) <= MOST_CORES or count == "0":
+                    raise ValueError(f"{text!r}: plans are for 1 to {MOST_CORES} cores")
+                found += [float(speed) if speed else speeds[letter.upper() or "P"]] * int(count)
+                nodes += [node] * int(count)
         if not all(0.001 <= speed <= 1000 for speed in found):
             raise ValueError(f"{text!r}: speeds must be from 0.001 to 1000")
-        return cls.of_speeds(found, rates)
+        classes = speed_classes(found)
+        return cls.of([Core(speed, classes[speed], node, node) for speed, node in zip(found, nodes, strict=True)], rates)
 
     def __len__(self) -> int:
         return len(self.cores)
@@ -128,15 +133,8 @@ class Machine:
 
     def describe(self) -> str:
         """As `parse` reads it, speeds to three digits."""
-        groups: list[list[float]] = []
-        for core in self.cores:
-            if groups and groups[-1][1] == core.speed:
-                groups[-1][0] += 1
-            else:
-                groups.append([1, core.speed])
-        if len(groups) == 1 and groups[0][1] == 1:
-            return str(len(self.cores))
-        return "+".join(f"{int(n)}@{_digits(speed)}" for n, speed in groups)
+        nodes = [list(cores) for _, cores in groupby(self.cores, key=lambda core: core.node)]
+        return "/".join(_described([core.speed for core in cores]) for cores in nodes)
 
     def victims(self) -> npt.NDArray[np.uint16]:
         """[cores, cores - 1]: the other rows in the order in which each core steals from them, as `aspen_distance` sorts them."""
@@ -155,6 +153,14 @@ class Machine:
         """Those of the engine for requests of such inputs and outputs, in the order of simulate.h."""
         *rest, submit, end, copied = astuple(self.engine)
         return (*rest, submit + copied * input_bytes, end + copied * output_bytes)
+
+
+def _described(speeds: Sequence[float]) -> str:
+    """Of one node."""
+    groups = [(len(list(alike)), speed) for speed, alike in groupby(speeds)]
+    if len(groups) == 1 and groups[0][1] == 1:
+        return str(len(speeds))
+    return "+".join(f"{n}@{_digits(speed)}" for n, speed in groups)
 
 
 def _digits(speed: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import os
 from typing import Final
 
@@ -32,6 +33,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for a byte that another core has written than for one of the core's own: it is fetched from the other's cache, and taken back when it is
     written again; nothing is hidden behind arithmetic. `transforms`: how long transforming the input of WINO takes, beside what the model
     of it makes of that; not a factor of a kernel, because it is what tiles of one node share, so it says which of them should.
+    `contention`: how often longer a core takes that asks for a part of `together` while another core asks for a part; the parts are
+    `contended_at`, those of the core by row. Where nothing has been measured, cores share the memory fairly.
     """
 
     matrix: float = 118.0
@@ -44,6 +47,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own: int = 1 << 20
     far: float = 0.0
     transforms: float = 1.0
+    contended_at: list[float] = []
+    contention: list[list[float]] = []
 
 
 BUILT_IN: Final = Rates()
@@ -171,7 +176,14 @@ def load(folder: str, version: str) -> Rates | None:
         *rates.factors.values(),
     ]
     good = found.format == FORMAT and all(1e-6 < value < 1e9 for value in plain) and 0 <= rates.far < FARTHEST
-    return rates if good else None
+    return rates if good and _is_table(rates) else None
+
+
+def _is_table(rates: Rates) -> bool:
+    """Whether `contention` has a row and a column for each of the ascending parts, each slowdown one of 1 or more, or is not there."""
+    at, rows = rates.contended_at, rates.contention
+    ascends = all(0 <= a < b <= 2 for a, b in itertools.pairwise([*at, 2.0]))
+    return len(rows) == len(at) and ascends and all(len(row) == len(at) and all(1 <= x <= FARTHEST for x in row) for row in rows)
 
 
 def save(folder: str, calibration: Calibration) -> str:

@@ -1,0 +1,91 @@
+"""Networks that run together, described as data: who starts when, and who waits for whom (HaX-CoNN, section 5.2 and table 6).
+
+A workload is a graph of *entries*. `jobs` unrolls it into runs of networks, which `Problem` takes. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aspen_mp.planner.coschedule.problem import MOST_JOBS, Job, Network
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A network of a workload, `times` times.
+
+    `after`: numbers of the entries that must have ended in the same round; all are below its own. An entry without any is a source, and
+    starts a round every `every_ns` ns, or all at once where that is 0. `in_order`: each run waits for the one before it, as steps of a
+    decoder do; otherwise runs of several rounds may overlap. Entries that do not wait for each other run beside each other.
+    """
+
+    network: Network
+    times: int = 1
+    every_ns: float = 0.0
+    after: tuple[int, ...] = ()
+    in_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Entries that run together. ValueError: an entry waits for itself or for a later one, or for one with other rounds, or a period or a
+    number of rounds is out of range."""
+
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ValueError("a workload needs a network")
+        for k, entry in enumerate(self.entries):
+            if entry.times < 1 or not entry.every_ns >= 0:
+                raise ValueError(f"entry {k} ({entry.network.name!r}): it runs at least once, with a period of 0 ns or more")
+            if any(not 0 <= other < k for other in entry.after):
+                raise ValueError(f"entry {k} ({entry.network.name!r}) waits for {entry.after}: it can wait for those before it")
+            if entry.after and entry.every_ns:
+                raise ValueError(f"entry {k} ({entry.network.name!r}): only sources have a period, not what waits for others")
+            if any(self.entries[other].times != entry.times for other in entry.after):
+                raise ValueError(f"entry {k} ({entry.network.name!r}) runs as often as those that it waits for")
+
+    @classmethod
+    def beside(cls, networks: Sequence[Network]) -> Workload:
+        """Networks that have nothing to do with each other."""
+        return cls(tuple(Entry(network) for network in networks))
+
+    @classmethod
+    def consecutive(cls, network: Network, inputs: int, every_ns: float = 0.0) -> Workload:
+        """Scenario 1: one network on consecutive inputs."""
+        return cls((Entry(network, inputs, every_ns),))
+
+    @classmethod
+    def joined(cls, one: Network, other: Network, last: Network) -> Workload:
+        """Scenario 2: two networks on the same input, and a third that takes the results of both."""
+        return cls((Entry(one), Entry(other), Entry(last, after=(0, 1))))
+
+    @classmethod
+    def pipeline(cls, first: Network, second: Network, inputs: int, every_ns: float = 0.0) -> Workload:
+        """Scenario 3: a stream of inputs through two networks."""
+        return cls((Entry(first, inputs, every_ns), Entry(second, inputs, after=(0,))))
+
+    @classmethod
+    def pipeline_beside(cls, first: Network, second: Network, other: Network) -> Workload:
+        """Scenario 4: a network after another, and a third beside both."""
+        return cls((Entry(first), Entry(second, after=(0,)), Entry(other)))
+
+    def jobs(self) -> tuple[Job, ...]:
+        """The runs of all entries, those that wait behind those they wait for. A run that waits is released with what it waits for, so that
+        its latency is that of the whole chain. ValueError: there are more runs than a search takes (`MOST_JOBS`)."""
+        total = sum(entry.times for entry in self.entries)
+        if total > MOST_JOBS:
+            raise ValueError(f"the workload has {total} runs, and plans are for {MOST_JOBS} at most: plan fewer rounds at a time")
+        made: list[Job] = []
+        number: dict[tuple[int, int], int] = {}
+        for k, entry in enumerate(self.entries):
+            for turn in range(entry.times):
+                after = [number[other, turn] for other in entry.after]
+                release = max((made[other].release for other in after), default=turn * entry.every_ns)
+                if entry.in_order and turn:
+                    after.append(number[k, turn - 1])
+                number[k, turn] = len(made)
+                made.append(Job(entry.network, release, tuple(after)))
+        return tuple(made)
