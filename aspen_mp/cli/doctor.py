@@ -15,7 +15,7 @@ from aspen_mp.cli.output import mebibytes
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove files that dead runtimes have left behind.")] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine for better predictions. Takes about 15 seconds.")
+        bool, typer.Option("--calibrate", help="Measure this machine for better predictions. Takes about 20 seconds.")
     ] = False,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Name of a profile or a TOML file: shows which cores a runtime with it would take.")
@@ -108,4 +108,5 @@ def _calibration(found: dict[str, Any] | None) -> str:
     products = rates["matrix"] / rates["factors"].get("GEMM", 1.0)
     matrix = f"{min(products, measured['peak']):.0f} GFLOP/s in matrix products of {measured['peak']:.0f} at most"
     memory = f"{rates['warm']:.0f} GB/s warm, {rates['cold']:.0f} cold ({rates['together']:.0f} on all cores)"
-    return f"{matrix}; {memory}; {measured['schedule_ns']:.0f} ns to schedule a tile"
+    beside = f"; {rates['contention'][-1][-1]:.2f} times as long beside another core that reads memory" if rates["contention"] else ""
+    return f"{matrix}; {memory}{beside}; {measured['schedule_ns']:.0f} ns to schedule a tile"

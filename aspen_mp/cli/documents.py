@@ -490,6 +490,84 @@ class Plan(Document):
     measured: Measured | UnsetType = UNSET
 
 
+# ---- aspen-mp coplan
+
+
+class Naive(Document):
+    """A schedule without a search: "serial", "apart" or "shared". `gain`: of the plan over it, as a part of it."""
+
+    name: str
+    value: float
+    gain: float
+    best: bool
+
+
+class CoreSet(Document):
+    """So many `cores` of each domain: cores of one class that share a cache and a memory."""
+
+    name: str
+    cores: list[int]
+
+
+class LayerGroup(Document):
+    """`live_bytes`: what later groups read of it and of those before. `bytes`: to and from memory. By name of a core set: `ms` alone, and
+    `gbytes_per_s` that it then asks of the memory."""
+
+    name: str
+    ops: int
+    live_bytes: float
+    bytes: float
+    ms: dict[str, float]
+    gbytes_per_s: dict[str, float]
+
+
+class Profiled(Document):
+    """A network, and its latency alone by name of a core set."""
+
+    name: str
+    latency_ms: dict[str, float]
+    groups: list[LayerGroup]
+
+
+class PlannedJob(Document):
+    """A run of a network, and the numbers of those that it waits for."""
+
+    network: str
+    after: list[int]
+    end_ms: float
+
+
+class ScheduledStep(Document):
+    """A layer group on a core set, by their numbers. `slowdown`: by others that use the memory at the same time."""
+
+    job: int
+    group: int
+    set: int
+    start_ms: float
+    end_ms: float
+    slowdown: float
+
+
+class Coplan(Document):
+    """`aspen-mp coplan`. `value` and `bound`: ms, or runs per second. `proven`: no schedule of the model is better. `settled`: the search
+    expects to find nothing better. `origin`: "search", or the name of the naive schedule that nothing has beaten."""
+
+    machine: str
+    objective: str
+    value: float
+    bound: float
+    proven: bool
+    settled: bool
+    origin: str
+    makespan_ms: float
+    naive: list[Naive]
+    sets: list[CoreSet]
+    networks: list[Profiled]
+    jobs: list[PlannedJob]
+    steps: list[ScheduledStep]
+    file: str | UnsetType = UNSET
+
+
 # ---- aspen-mp trace
 
 
@@ -705,6 +783,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "launch": Launched,
     "run": Run,
     "plan": Plan,
+    "coplan": Coplan,
     "status": Status,
     "top": Look,
     "metrics": Metrics,

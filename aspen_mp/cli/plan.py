@@ -29,8 +29,8 @@ CoresOption = Annotated[
     typer.Option(
         "--cores",
         metavar="CORES",
-        help="Plan and predict for these cores. Examples: `64`, `8P+8E`, or `2@1.0+2@0.5`. The last form is count@speed, where 1.0 is a "
-        "core of this machine. Default: the cores that a runtime would take here.",
+        help="Plan and predict for these cores. Examples: `64`, `8P+8E`, `2@1.0+2@0.5`, or `32/32`. In `count@speed`, 1.0 is the speed of "
+        "a core of this machine. `/` stands between NUMA nodes. Default: the cores that a runtime would take here.",
     ),
 ]
 
@@ -82,13 +82,13 @@ def plan(
     chosen = config.load(profile)
     measured = local_rates.predicting(config.cache_folder(chosen))
     op_cost.use(local_rates.planning()[0])  # as a runtime would
-    machine, planned = _machines(cores, chosen, measured)
+    machine, planned = machines(cores, chosen, measured)
     rounded = sources.precision(precision) or chosen.models.precision
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
     with output.progress(f"planning {source.label}", quiet=as_json):
         opened = api.load(source.model if isinstance(source.model, str) else source.model.SerializeToString())
-        bindings = _bindings(opened, shapes, batch, seq)
+        bindings = bindings_of(opened, shapes, batch, seq)
         options = api.Options(
             winograd=winograd is not False,
             accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
@@ -124,7 +124,7 @@ def plan(
         _show(report, explain or measure)
 
 
-def _bindings(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:
+def bindings_of(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:
     """A shape for every input."""
     from aspen_mp.planner import api
 
@@ -138,7 +138,7 @@ def _bindings(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int |
     return bound
 
 
-def _machines(cores: str | None, profile: Profile, measured: Rates) -> tuple[Machine, Machine]:
+def machines(cores: str | None, profile: Profile, measured: Rates) -> tuple[Machine, Machine]:
     """Return the machine to predict for, with measured rates, and the one to plan for: that of --cores, or the cores that a runtime of this
     profile leases here, and what it knows of them when it plans."""
     from aspen_mp.planner.cost import op_cost

@@ -1,7 +1,7 @@
-"""Measures what one core of this machine reaches, once: `aspen-mp doctor --calibrate`. About a quarter of a minute.
+"""Measures what one core of this machine reaches, once: `aspen-mp doctor --calibrate`. About 20 seconds.
 
 The kernels are timed where they are used, over the tiles of whole networks (`measure.py`), memory by reading buffers as large as each
-cache, and scheduling by the workers' own counters over a network of tiny tiles.
+cache, contention on pairs of cores (`pair_contention.py`), and scheduling by the workers' own counters over a network of tiny tiles.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     """Measures on `cpu` (None: the first that this process may use) and returns the result; `planner.rates.save` keeps it."""
     import aspen_mp
     from aspen_mp.planner.cost import rates
-    from aspen_mp.tools import core_limits
+    from aspen_mp.tools import core_limits, pair_contention
     from aspen_mp.workers import _isa, _kernels, topology
 
     allowed = os.sched_getaffinity(0)
@@ -72,6 +72,8 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     together = max(core_limits.together(isa, cores) for _ in range(READINGS))
     other = neighbour(core, topology.read().by_cpu[core].siblings, allowed)
     far = 0.0 if other is None else core_limits.far(isa, [core, other])
+    progress("contention", 0, 0)
+    pairs = [] if other is None else pair_contention.pairs(isa, [core, other], limits.read[core_limits.SIZES[-1]], limits.gflops)
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
     with _on(core):
@@ -79,6 +81,7 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     together = max(together, limits.read[core_limits.SIZES[-1]])
     transforms = rates.built_in(_isa.vectors(), rates.vendor())[0].transforms
     plain = without_kernels(limits, schedule_ns, together, far, transforms)
+    plain = contended(plain, pairs, limits.read[core_limits.SIZES[-1]] / together)
     times: list[OpTime] = []
     for k, network in enumerate(NETWORKS):
         progress(network, k, len(NETWORKS))
@@ -118,6 +121,17 @@ def without_kernels(limits: CoreLimits, schedule_ns: float, together: float, far
         far=FAR * far,
         transforms=transforms,
     )
+
+
+def contended(plain: Rates, pairs: Sequence[Sequence[float]], one: float) -> Rates:
+    """`plain` with the slowdowns of pairs of cores (`pair_contention.pairs`). `one`: what one core reads, of what all read together."""
+    import msgspec
+
+    from aspen_mp.tools.pair_contention import PARTS
+
+    if not pairs:
+        return plain
+    return msgspec.structs.replace(plain, contended_at=[min(one, 1.0) * part for part in PARTS], contention=[list(row) for row in pairs])
 
 
 def op_times(network: str, plain: Rates, workers: int, core: int) -> list[OpTime]:

@@ -76,7 +76,7 @@ def test_version_and_help() -> None:
 
     assert ok("--version").strip() == f"aspen-mp {aspen_mp.__version__}"
     text = ok("--help")
-    for command in ("launch", "run", "plan", "status", "top", "add", "remove", "scale", "stop", "doctor", "bench", "trace"):
+    for command in ("launch", "run", "plan", "coplan", "status", "top", "add", "remove", "scale", "stop", "doctor", "bench", "trace"):
         assert command in text
     assert "--check" in ok("run", "--help")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from aspen_mp.planner.cost import rates
 
 X86 = """processor\t: 0
@@ -50,3 +53,20 @@ def test_who_made_it(tmp_path: Path) -> None:
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     assert rates.processor(str(tmp_path / "cpuinfo"))
     assert rates.processor()
+
+
+@pytest.mark.parametrize(
+    ("at", "table", "good"),
+    [
+        ([], [], True),
+        ([0.0, 0.5], [[1.0, 1.0], [1.0, 1.6]], True),
+        ([0.0, 0.5], [[1.0, 1.0]], False),
+        ([0.5, 0.5], [[1.0, 1.0], [1.0, 1.6]], False),
+        ([0.0, 0.5], [[1.0, 1.0], [1.0, 0.9]], False),
+        ([0.0, 0.5], [[1.0, 1.0], [1.0, float("inf")]], False),
+    ],
+)
+def test_tables_of_contention_that_are_kept(tmp_path: Path, at: list[float], table: list[list[float]], good: bool) -> None:
+    known = msgspec.structs.replace(rates.BUILT_IN, contended_at=at, contention=table)
+    rates.save(str(tmp_path), rates.Calibration(rates.FORMAT, rates.processor(), "avx2", "1", {}, known))
+    assert (rates.load(str(tmp_path), "1") == known) is good
