@@ -52,11 +52,13 @@ class Crew:
     close: Callable[[], None] = lambda: None
 
 
-def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4) -> Crew:
-    """One runtime for all networks. `instances`: requests of a network that may execute at the same time."""
+def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4, replan: bool = False) -> Crew:
+    """One runtime for all networks. `instances`: requests of a network that may execute at the same time. `replan`: whether plans are made
+    again for networks that run beside a higher class, which goes on while others are measured."""
     with ExitStack() as stack:
-        models = _models(stack, networks, cores, instances)
-        return Crew(_caller(models), f"one runtime, a worker a core, {instances} instances of each network", stack.pop_all().close)
+        models = _models(stack, networks, cores, instances, replan)
+        settings = f"one runtime, a worker a core, {instances} instances of each network"
+        return Crew(_caller(models), settings + ", plans are made again" * replan, stack.pop_all().close)
 
 
 def load_aspen_apart(networks: Sequence[Network], cores: list[int], instances: int = 1) -> Crew:
@@ -66,48 +68,29 @@ def load_aspen_apart(networks: Sequence[Network], cores: list[int], instances: i
         return Crew(_caller(models), "a runtime a core", stack.pop_all().close)
 
 
-def _models(stack: ExitStack, networks: Sequence[Network], cores: list[int], instances: int) -> list[tuple[Model, Mapping[str, Array]]]:
+def _models(
+    stack: ExitStack, networks: Sequence[Network], cores: list[int], instances: int, replan: bool = False
+) -> list[tuple[Model, Mapping[str, Array]]]:
     import aspen_mp
     from aspen_mp import config
 
-    profile = config.Profile(models=config.Models(replan=False))
+    profile = config.Profile(models=config.Models(replan=replan))
     runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile))
     return [(runtime.load(path, instances=instances), dict(feeds)) for path, feeds in networks]
 
 
 def _caller(models: Sequence[tuple[Model, Mapping[str, Array]]]) -> Call:
+    from aspen_mp.errors import DeadlineMissed
+
     def call(network: int, terms: Terms) -> Outcome:
         model, feeds = models[network]
-        if terms.deadline_ms is None:
-            model.run(feeds, priority=terms.priority)
-            return Outcome.DONE
-        return _in_time(model, feeds, terms)
+        try:
+            model.run(feeds, priority=terms.priority, deadline_ms=terms.deadline_ms)
+        except DeadlineMissed as missed:
+            return Outcome.REFUSED if missed.late_ms is None else Outcome.LATE
+        return Outcome.DONE
 
     return call
-
-
-def _in_time(model: Model, feeds: Mapping[str, Array], terms: Terms) -> Outcome:
-    """A request with a deadline, which is refused at once or dropped when it is late."""
-    from aspen_mp import errors
-
-    missed: type[Exception] = errors.__dict__["DeadlineMissed"]
-    wanted: dict[str, Any] = {"priority": terms.priority, "deadline_ms": terms.deadline_ms, "on_late": "drop"}
-    try:
-        future = model.submit(feeds, **wanted)
-    except missed:
-        return Outcome.REFUSED
-    try:
-        future.result()
-    except missed:
-        return Outcome.LATE
-    return Outcome.DONE
-
-
-def knows_deadlines() -> bool:
-    """Whether requests to this version of ours can have deadlines."""
-    from aspen_mp import errors
-
-    return "DeadlineMissed" in errors.__dict__
 
 
 def load_onnxruntime(networks: Sequence[Network], cores: list[int], spinning: bool = True, shared: bool = False) -> Crew:

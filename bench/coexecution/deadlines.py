@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aspen_mp.bench.coexecution.crew import Outcome, knows_deadlines
+from aspen_mp.bench.coexecution.crew import Outcome
 from aspen_mp.bench.coexecution.rounds import Crews, Orders, Rounds, Say, Schedule, Variant
 from aspen_mp.bench.coexecution.traffic import Answer, Arrivals, Loop, Order
 from aspen_mp.bench.load import Spread
@@ -140,9 +140,10 @@ def poisson(alone_ms: Sequence[float], load: float, seconds: float, draw: random
 
 
 def _orders(engines: Sequence[str], calls: list[tuple[float, int]], deadlines_ms: Sequence[float]) -> Orders:
-    ours = {"first come": Order(acts=[[Arrivals(calls=calls, threads=CALLERS)]], warm=False)}
-    if knows_deadlines():
-        ours["deadlines"] = Order(acts=[[Arrivals(calls=calls, threads=CALLERS, deadlines_ms=[*deadlines_ms])]], warm=False)
+    ours = {
+        "deadlines": Order(acts=[[Arrivals(calls=calls, threads=CALLERS, deadlines_ms=[*deadlines_ms])]], warm=False),
+        "first come": Order(acts=[[Arrivals(calls=calls, threads=CALLERS)]], warm=False),
+    }
     theirs = {"first come": Order(acts=[[Arrivals(calls=calls)]], warm=False)}
     return {engine: ours if engine == OURS else theirs for engine in engines}
 
@@ -154,8 +155,6 @@ def _add(result: DeadlinesResult, rounds: Rounds, load: float, engines: Sequence
             continue
         labels = {OURS: "deadlines", FIFO: "first come"} if engine == OURS else {engine: "first come"}
         for label, name in labels.items():
-            if name == "deadlines" and not knows_deadlines():
-                continue
             curve = next((curve for curve in result.curves if curve.label == label), None)
             if curve is None:
                 curve = Curve(label)

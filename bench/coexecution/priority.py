@@ -1,9 +1,11 @@
 """How long do urgent requests take beside a load that saturates the machine? `aspen-mp bench priority`.
 
 Requests of class "high" come on a fixed schedule, beside clients of class "low" that always have requests in flight. Both are measured
-alone, too. What the urgent requests leave of the machine is the share of time in which none of them would be under way, if they ran alone:
-the low load should keep that share of its own throughput. Other runtimes have no priorities, neither onnxruntime nor OpenVINO's CPU plugin,
-which refuses MODEL_PRIORITY: they run the same load without. So does ours a second time, with all requests in one class.
+alone, too. What the urgent requests leave of the machine is the share of time in which none of them would be under way, if they ran
+alone: the low load should keep that share of its own throughput. Other runtimes have no priorities, neither onnxruntime nor OpenVINO's
+CPU plugin, which refuses MODEL_PRIORITY: they run the same load without. So does ours a second time, with all requests in one class. Ours
+makes plans of shorter tiles for a network beside which it has met a higher class. That is done before it is measured, and its load alone
+is measured with the plan that the network has without them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ URGENT, LOAD = 0, 1
 """Numbers of the two networks."""
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 """Quantiles that a record holds."""
+SETTLE_S = 8.0
+"""Both networks together before ours is measured, until its plans are made again."""
 CALLERS = 8
 """Urgent requests that may be under way."""
 
@@ -136,15 +140,21 @@ def measure(scene: Scene, engines: Sequence[str], cores: Sequence[int], schedule
 
     networks: list[Case] = [cases.parse(scene.urgent), cases.parse(scene.load)]
     result = SceneResult(scene)
-    with Crews(networks, [Variant(engine, engine, cores) for engine in engines], say) as crews:
+    variants = [Variant(engine, engine, cores, {"replan": True} if engine == OURS else {}) for engine in engines]
+    if OURS in engines:
+        variants.insert(1, Variant(ONE_CLASS, OURS, cores))
+    with Crews(networks, variants, say) as crews:
+        if schedule.seconds:
+            settled = Order(acts=[_both(scene, SETTLE_S, "high", "low")], warm=False)
+            crews.rounds({OURS: {"settle": settled}}, Schedule(rounds=1, spare=1), f"{result.name}, plans are made again")
         rounds = crews.rounds(_orders(scene, engines, schedule.seconds), schedule, result.name)
         settings = crews.settings
     result.rejected, result.disturbed, result.failed = rounds.rejected, rounds.disturbed, rounds.failed
     for engine in engines:
         if engine in rounds:
-            result.entries.append(_entry(rounds, scene, engine, engine, "beside"))
-            if engine == OURS:
-                result.entries.append(_entry(rounds, scene, engine, ONE_CLASS, "one class"))
+            result.entries.append(_entry(rounds, scene, engine, ONE_CLASS if engine == OURS and ONE_CLASS in rounds else engine))
+    if ONE_CLASS in rounds:
+        result.entries.insert(1, _entry(rounds, scene, ONE_CLASS, ONE_CLASS))
     return result, settings
 
 
@@ -152,27 +162,30 @@ def _orders(scene: Scene, engines: Sequence[str], seconds: float) -> Orders:
     def order(*sources: Source) -> Order:
         return Order(acts=[[*sources]], warm=False)
 
-    def urgent(until: float, priority: str) -> Arrivals:
-        every = scene.every_ms / 1e3
-        number = max(3, round(until / every))
-        return Arrivals(calls=[(k * every, URGENT) for k in range(1, number + 1)], threads=CALLERS, priority=priority)
+    def all_of(urgent: str, load: str) -> dict[str, Order]:
+        alone, beside = _both(scene, seconds, urgent, load), _both(scene, 2 * seconds, urgent, load)
+        return {"alone": order(alone[URGENT]), "load": order(alone[LOAD]), "beside": order(*beside)}
 
-    def load(until: float, priority: str) -> Loop:
-        return Loop(network=LOAD, threads=scene.in_flight, end_s=until, priority=priority)
-
-    once, twice = seconds, 2 * seconds
-    orders = {"alone": order(urgent(once, "high")), "load": order(load(once, "low"))}
-    orders["beside"] = order(urgent(twice, "high"), load(twice, "low"))
-    ours = {**orders, "one class": order(urgent(twice, "normal"), load(twice, "normal"))}
-    return {engine: ours if engine == OURS else orders for engine in engines}
+    classes = all_of("high", "low")
+    return {**dict.fromkeys(engines, classes), ONE_CLASS: all_of("normal", "normal")}
 
 
-def _entry(rounds: Rounds, scene: Scene, engine: str, label: str, name: str) -> Entry:
-    alone = Quantiles.of(rounds.ms(engine, "alone", URGENT))
+def _both(scene: Scene, seconds: float, urgent: str, load: str) -> list[Source]:
+    """The sources of a scene, for so long; the priority of each."""
+    every = scene.every_ms / 1e3
+    calls = [(k * every, URGENT) for k in range(1, max(3, round(seconds / every)) + 1)]
+    return [
+        Arrivals(calls=calls, threads=CALLERS, priority=urgent),
+        Loop(network=LOAD, threads=scene.in_flight, end_s=seconds, priority=load),
+    ]
+
+
+def _entry(rounds: Rounds, scene: Scene, label: str, reference: str) -> Entry:
+    """Of a crew; `reference`: the crew whose load alone is what it is compared with."""
+    alone = Quantiles.of(rounds.ms(label, "alone", URGENT))
     left = max(0.0, 1 - alone.at(0.5) / scene.every_ms)
-    return Entry(
-        label, alone, Quantiles.of(rounds.ms(engine, name, URGENT)), _rates(rounds, engine, "load"), _rates(rounds, engine, name), left
-    )
+    beside = Quantiles.of(rounds.ms(label, "beside", URGENT))
+    return Entry(label, alone, beside, _rates(rounds, reference, "load"), _rates(rounds, label, "beside"), left)
 
 
 def _rates(rounds: Rounds, engine: str, name: str) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.bench.coexecution import contention, crew, deadlines, priority
+from aspen_mp.bench.coexecution import contention, deadlines, priority
 from aspen_mp.bench.models.synthetic.phases import KINDS
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.records import record
@@ -71,8 +71,7 @@ def test_deadlines(tmp_path: Path) -> None:
     found = recorded(tmp_path, "deadlines", A, B, "--loads", "0.2,2", "--seconds", "0.1", *ENGINES)
     assert found.networks == [A, B]
     assert found.deadlines_ms == pytest.approx([5 * ms for ms in found.alone_ms], rel=1e-4)
-    ours = [OURS] if crew.knows_deadlines() else []
-    assert sorted(curve.label for curve in found.curves) == sorted([*ours, deadlines.FIFO, "onnxruntime-quiet"])
+    assert [curve.label for curve in found.curves] == [OURS, deadlines.FIFO, "onnxruntime-quiet"]
     for curve in found.curves:
         assert [point.load for point in curve.points] == [0.2, 2]
         assert all(point.met + point.refused <= point.requests for point in curve.points)

@@ -6,13 +6,11 @@ import json
 import math
 import random
 import threading
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
 
-from aspen_mp import errors
 from aspen_mp.bench.coexecution import contention, crew, deadlines, dynamic, priority, together, traffic
 from aspen_mp.bench.coexecution.crew import Outcome, Terms
 from aspen_mp.bench.coexecution.rounds import Rounds
@@ -20,6 +18,7 @@ from aspen_mp.bench.coexecution.seat import Performance
 from aspen_mp.bench.coexecution.traffic import Answer, Arrivals, Loop, Order
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.rounds import OURS
+from aspen_mp.errors import DeadlineMissed
 
 
 class Called:
@@ -79,30 +78,24 @@ def test_a_makespan_is_that_of_all_acts() -> None:
 
 
 class Served:
-    """A model with deadlines. `late`: when its requests miss them, "at once", "later" or never."""
+    """A model whose requests miss their deadlines: `late_ms`, as of DeadlineMissed; none where it is "never"."""
 
-    def __init__(self, late: str) -> None:
-        self.late, self.asked = late, dict[str, Any]()
+    def __init__(self, late_ms: float | str | None) -> None:
+        self.late_ms, self.asked = late_ms, dict[str, Any]()
 
-    def submit(self, feeds: object, **terms: Any) -> Future[None]:
+    def run(self, feeds: object, **terms: Any) -> None:
         self.asked = terms
-        if self.late == "at once":
-            raise errors.__dict__["DeadlineMissed"]
-        future: Future[None] = Future()
-        if self.late == "later":
-            future.set_exception(errors.__dict__["DeadlineMissed"]())
-        else:
-            future.set_result(None)
-        return future
+        if not isinstance(self.late_ms, str):
+            missed = DeadlineMissed("too late")
+            missed.late_ms = self.late_ms
+            raise missed
 
 
-@pytest.mark.parametrize(("late", "outcome"), [("at once", Outcome.REFUSED), ("later", Outcome.LATE), ("", Outcome.DONE)])
-def test_requests_with_deadlines(late: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not crew.knows_deadlines():
-        monkeypatch.setattr(errors, "DeadlineMissed", type("DeadlineMissed", (Exception,), {}), raising=False)
-    model = Served(late)
-    assert crew._in_time(model, {}, Terms("high", 12.5)) == outcome  # type: ignore[arg-type]
-    assert model.asked == {"priority": "high", "deadline_ms": 12.5, "on_late": "drop"}
+@pytest.mark.parametrize(("late_ms", "outcome"), [(None, Outcome.REFUSED), (3.5, Outcome.LATE), ("never", Outcome.DONE)])
+def test_requests_with_deadlines(late_ms: float | str | None, outcome: Outcome) -> None:
+    model = Served(late_ms)
+    assert crew._caller([(model, {})])(0, Terms("high", 12.5)) == outcome  # type: ignore[list-item]
+    assert model.asked == {"priority": "high", "deadline_ms": 12.5}
 
 
 def test_engines_are_ours_first_and_known() -> None:
