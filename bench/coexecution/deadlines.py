@@ -25,7 +25,6 @@ from aspen_mp.bench.peers.rounds import OURS
 FIFO = f"{OURS}, first come"
 """Label of ours when it knows no deadlines."""
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base@seq=32")
-LOADS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 CALLERS = 48
 """Requests that may be under way in ours."""
 ALONE_RUNS = 10
