@@ -199,6 +199,8 @@ def _rates(rounds: Rounds, engine: str, name: str) -> list[float]:
 
 def plot(result: PriorityResult, file: Path) -> None:
     """How many urgent requests take longer than a time, alone and beside the load, scene by scene; PNG or SVG."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     from aspen_mp.bench.coexecution.picture import shade
     from aspen_mp.bench.figures.picture import pyplot, save
 
@@ -212,7 +214,9 @@ def plot(result: PriorityResult, file: Path) -> None:
                 axes.plot(entry.alone.ms, above, ":", color=shade(entry.label))
         axes.set(xlabel="latency of urgent requests, ms (dotted: alone)", xscale="log", yscale="log")
         axes.set_title(scene.name, fontsize=9)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     panes[0][0].set_ylabel("share of requests that take longer")
     figure.legend(*panes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=4)
     save(figure, file)
