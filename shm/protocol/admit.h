@@ -158,6 +158,32 @@ static inline double aspen_simulate(struct aspen_station *s, const struct aspen_
   return 0;
 }
 
+/* An admitted request has ended, or was given up when it was late: how long that took beside what was predicted. */
+static inline void aspen_note_stretch(struct aspen_turns *t, uint64_t admitted_ns, uint64_t expected_ns, uint64_t now) {
+  if (expected_ns <= admitted_ns || now <= admitted_ns) return;
+  double took = (double)(now - admitted_ns) / (double)(expected_ns - admitted_ns) * 1024;
+  double mean = aspen_stat_load(&t->stretch), deviation = aspen_stat_load(&t->deviation);
+  took = took < 256 ? 256 : took > 8192 ? 8192 : took;
+  if (!(mean > 0)) mean = took;
+  deviation += ((took > mean ? took - mean : mean - took) - deviation) / 8;
+  mean += (took - mean) / 16;
+  aspen_stat_store(&t->stretch, (uint32_t)mean);
+  aspen_stat_store(&t->deviation, (uint32_t)deviation);
+}
+
+/* A candidate is answered without having run. */
+static inline void aspen_give_up(struct aspen_station *s, const struct aspen_candidate *r) {
+  struct aspen_turns *t = &s->control->turns;
+  const struct aspen_active *a = aspen_admitted(t, r);
+  if (!a) return;
+  uint64_t now = aspen_now_ns();
+  if (a->deadline_ns && now >= a->deadline_ns) {
+    aspen_stat_add(&s->control->plan[a->plan % ASPEN_MAX_PLANS].expired, 1);
+    aspen_note_stretch(t, a->admitted_ns, a->expected_ns, now);
+  }
+  aspen_active_remove(t, (uint32_t)(a - t->active));
+}
+
 /* A candidate with a deadline. Returns the error to answer with, and how long the request would have taken since it was submitted; 0: it may run. One that runs on
  * though it is late then goes without its deadline. */
 static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candidate *r, uint64_t *predicted_ns) {
@@ -168,7 +194,7 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
   r->due_ns = from + (r->span_ns < ASPEN_MOST_SPAN_NS ? r->span_ns : ASPEN_MOST_SPAN_NS);
   r->deadline_ns = known && known->deadline_ns ? known->deadline_ns : r->due_ns;
   if (now >= r->deadline_ns && !r->runs_on) {
-    aspen_stat_add(&plan->expired, 1);
+    if (!known) aspen_stat_add(&plan->expired, 1); /* else aspen_give_up counts it */
     return ASPEN_E_EXPIRED;
   }
   if (known) {
@@ -187,20 +213,6 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
   struct aspen_active a = {.client = r->client, .slot = r->slot, .sequence = ASPEN_SLOT_SEQUENCE(r->word), .plan = r->plan}; /* it is not looked at again */
   aspen_active_add(t, &a);
   return ASPEN_E_OK;
-}
-
-/* A request that had a deadline has ended: how long that took beside what was predicted. */
-static inline void aspen_note_stretch(struct aspen_control *c, const struct aspen_instance *i, uint64_t now) {
-  uint64_t expected = aspen_stat_load(&i->expected_ns), from = i->admitted_ns;
-  if (!expected || expected <= from || now <= from) return;
-  struct aspen_turns *t = &c->turns;
-  double took = (double)(now - from) / (double)(expected - from) * 1024, mean = aspen_stat_load(&t->stretch), deviation = aspen_stat_load(&t->deviation);
-  took = took < 256 ? 256 : took > 8192 ? 8192 : took;
-  if (!(mean > 0)) mean = took;
-  deviation += ((took > mean ? took - mean : mean - took) - deviation) / 8;
-  mean += (took - mean) / 16;
-  aspen_stat_store(&t->stretch, (uint32_t)mean);
-  aspen_stat_store(&t->deviation, (uint32_t)deviation);
 }
 
 /* A request that ran alone has ended. */

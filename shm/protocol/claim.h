@@ -239,7 +239,7 @@ static inline int aspen_scan_slot(struct aspen_station *s, struct aspen_client_s
   r.submitted_ns = aspen_stat_load(&slot->submitted_ns);
   if (!error && r.span_ns) error = aspen_admit(s, &r, &predicted_ns);
   if (error) {
-    aspen_forget(&s->control->turns, &r);
+    aspen_give_up(s, &r);
     aspen_and_seq(pending, ~bit);
     aspen_answer(c, number, r.word, error, ASPEN_NONE, predicted_ns, 0);
     return ASPEN_OK;

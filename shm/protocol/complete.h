@@ -58,12 +58,14 @@ static inline void aspen_answer(struct aspen_client_segment *c, uint32_t slot, u
 /* What is learned from a request that ends. */
 static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance *i, uint32_t error) {
   uint64_t now = aspen_now_ns(), ran = now > i->started_ns ? now - i->started_ns : 0;
+  aspen_stat_add(&i->served, 1); /* before the client knows */
   aspen_stat_add(&i->queued_ns, i->waited_ns);
   aspen_stat_add(&i->ran_ns, ran);
-  if (i->deadline_ns && now >= i->deadline_ns) aspen_stat_add(&i->missed, 1);
-  if (error) return;
-  if (i->deadline_ns) aspen_note_stretch(s->control, i, now);
-  aspen_note_alone(s, i, ran);
+  uint32_t missed = i->deadline_ns && now >= i->deadline_ns;
+  if (missed) aspen_stat_add(&i->missed, 1);
+  if (!error || missed) /* without those that are late it would tell of the lucky ones */
+    aspen_note_stretch(&s->control->turns, i->admitted_ns, aspen_stat_load(&i->expected_ns), now);
+  if (!error) aspen_note_alone(s, i, ran);
 }
 
 /* END was executed: every tile of the instance has been executed and every edge counted down, so nobody touches its arena any more (I10). */
@@ -81,7 +83,6 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
   if (c)
     aspen_answer(c, i->slot, ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING), error, error ? (uint32_t)(fault >> 32) : ASPEN_NONE,
                  error ? i->needed : 0, i->started_ns);
-  aspen_stat_add(&i->served, 1);
   if (aspen_sub_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_)) & (ASPEN_RUNNING(i->class_) - 1)) aspen_stat_add(&i->beside, 1);
   aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
   /* The planner process marks a plan, client or data segment as ending, then looks for running instances; we free the instance, then look for

@@ -184,7 +184,8 @@ class RunOptions:
     _entries: dict[str, str] = field(default_factory=dict)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Set a configuration entry; none does anything."""
+        """Set a configuration entry. "aspen_mp.priority", "aspen_mp.deadline_ms" and "aspen_mp.on_late" are those arguments of `Model.run`;
+        no other entry does anything."""
         self._entries[arguments.text("key", key)] = arguments.text("value", value)
 
     def get_run_config_entry(self, key: str) -> str:
@@ -196,6 +197,15 @@ class RunOptions:
     def add_active_adapter(self, adapter: Any) -> None:
         """Raises Unsupported: give an adapter's values as inputs, or load a model that they are merged into."""
         raise Unsupported("aspen-mp cannot read LoRA adapters. Give their values as inputs, or load a model that they are merged into")
+
+
+def run_terms(options: Any) -> dict[str, Any]:
+    """The arguments of `Model.run` that run options ask for. ValueError where one is no number."""
+    entries = getattr(options, "_entries", {})
+    terms: dict[str, Any] = {name: entries[f"aspen_mp.{name}"] for name in ("priority", "on_late") if f"aspen_mp.{name}" in entries}
+    if "aspen_mp.deadline_ms" in entries:
+        terms["deadline_ms"] = float(entries["aspen_mp.deadline_ms"])
+    return terms
 
 
 class OrtCompileApiFlags(IntEnum):

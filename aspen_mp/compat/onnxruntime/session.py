@@ -21,7 +21,7 @@ from aspen_mp.client import arguments
 from aspen_mp.compat.onnxruntime import providers, seeds
 from aspen_mp.compat.onnxruntime.errors import Fail, InvalidArgument, MissingInputs, Terminated, Unsupported, of_loading, of_running
 from aspen_mp.compat.onnxruntime.models import described
-from aspen_mp.compat.onnxruntime.options import ModelMetadata, NodeArg, SessionOptions, changes_models
+from aspen_mp.compat.onnxruntime.options import ModelMetadata, NodeArg, SessionOptions, changes_models, run_terms
 from aspen_mp.compat.onnxruntime.values.binding import IOBinding
 from aspen_mp.compat.onnxruntime.values.devices import CPU_MEMORY, OrtMemoryInfo
 from aspen_mp.compat.onnxruntime.values.ort_value import OrtValue, OrtValueVector, plain
@@ -159,10 +159,9 @@ class InferenceSession:
         return self._run(self._feeds(input_feed), names, run_options)
 
     def _run(self, feeds: Mapping[str, Any], names: list[str], options: Any) -> list[Any]:
-        if options is not None:
-            _check_run(options)
+        terms = _check_run(options) if options is not None else {}
         try:
-            results = self._model.run(feeds, None if names is self._outputs else names)
+            results = self._model.run(feeds, None if names is self._outputs else names, **terms)
         except AspenError as error:
             instead = self._named(error, feeds)
             if instead is error:
@@ -211,8 +210,7 @@ class InferenceSession:
     ) -> None:
         """`run` in the background; ``callback(results, user_data, error)`` comes from a thread, `error` empty where nothing went wrong."""
         names = self._asked(output_names)
-        if run_options is not None:
-            _check_run(run_options)
+        terms = _check_run(run_options) if run_options is not None else {}
         if not callable(callback):
             raise TypeError(f"callback must be a function (results, user_data, error), not {callback!r} ({type(callback).__name__})")
         feeds = self._feeds(input_feed)
@@ -227,7 +225,7 @@ class InferenceSession:
                 kept.clear()
 
         try:
-            self._model.submit(feeds, names).add_done_callback(done)
+            self._model.submit(feeds, names, **terms).add_done_callback(done)
         except AspenError as error:
             instead = self._named(error, feeds)
             if instead is error:
@@ -428,10 +426,12 @@ def _check_options(options: Any) -> None:
     arguments.whole("intra_op_num_threads", options.intra_op_num_threads, 0, arguments.MOST_WORKERS)
 
 
-def _check_run(options: Any) -> None:
+def _check_run(options: Any) -> dict[str, Any]:
+    """Refuses options that cannot be met; the arguments of `Model.run` that they ask for."""
     if not hasattr(options, "terminate"):
         raise TypeError(f"run_options must be RunOptions, not {options!r} ({type(options).__name__})")
     if options.terminate:
         raise Terminated("the request was not started, because its options say terminate")
     if getattr(options, "training_mode", False):
         raise Unsupported("aspen-mp has no training mode. Export the model for inference")
+    return run_terms(options)

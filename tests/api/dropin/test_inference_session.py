@@ -113,6 +113,20 @@ def test_options_of_both_packages_are_taken(model: onnx.ModelProto) -> None:
         aspen_mp.SessionOptions().intra_op_threads = 2  # type: ignore[attr-defined]
 
 
+def test_requests_have_deadlines(model: onnx.ModelProto) -> None:
+    x = np.ones((1, 4), np.float32)
+    options = aspen_mp.RunOptions()
+    options.add_run_config_entry("aspen_mp.deadline_ms", "1e7")
+    options.add_run_config_entry("aspen_mp.priority", "high")
+    with aspen_mp.InferenceSession(model) as session:
+        assert session.run(None, {"x": x}, options)[1].tolist() == [1, 4]
+        options.add_run_config_entry("aspen_mp.deadline_ms", "0.000001")
+        with pytest.raises(errors.DeadlineMissed):
+            session.run(None, {"x": x}, options)
+        options.add_run_config_entry("aspen_mp.on_late", "run")
+        assert session.run(None, {"x": x}, options)[1].tolist() == [1, 4]
+
+
 def test_run_async(model: onnx.ModelProto) -> None:
     answers: queue.SimpleQueue[tuple[list[np.ndarray], object, str]] = queue.SimpleQueue()
     with aspen_mp.InferenceSession(model) as session:

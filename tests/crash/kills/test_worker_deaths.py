@@ -17,7 +17,7 @@ from process_tools import WATCHDOG_S, chain, feeds, kill_worker, wait_until
 
 import aspen_mp
 from aspen_mp.control.wire import protocol
-from aspen_mp.errors import PoisonTile
+from aspen_mp.errors import DeadlineMissed, PoisonTile
 
 
 def replaced(runtime, pid):
@@ -71,6 +71,29 @@ def test_kills_while_requests_run():
         status = runtime.status()
         assert status["scheduler"]["instances"]["running"] == 0
         assert status["recovery"]["worker_deaths"] >= 20
+
+
+def test_kills_while_requests_have_deadlines():
+    """Marks of admitted requests may be in a dead worker's hand: each request still ends once, with the right bits or DeadlineMissed, and
+    those that run on when they are late all come."""
+    rng = np.random.default_rng(8)
+    with aspen_mp.Runtime(workers=3) as runtime:
+        model = chain(runtime)
+        expected = model.run(feeds())["y"].tobytes()
+        for _ in range(15):
+            asked = [(int(rng.integers(1, 200)), rng.random() < 0.5) for _ in range(8)]
+            futures = [model.submit(feeds(), deadline_ms=ms, on_late="run" if runs_on else "drop") for ms, runs_on in asked]
+            futures.append(model.submit(feeds()))
+            victims = [w["pid"] for w in runtime.workers if w["pid"]]
+            time.sleep(rng.random() * 0.01)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(rng.choice(victims)), signal.SIGKILL)
+            for future, (_, runs_on) in zip(futures, [*asked, (0, True)], strict=True):
+                error = future.exception(WATCHDOG_S)
+                assert error is None or (isinstance(error, DeadlineMissed) and not runs_on), error
+                assert error is not None or future.result()["y"].tobytes() == expected
+        wait_until(lambda: runtime.status()["scheduler"]["instances"]["running"] == 0, "the last requests to end")
+        assert (model.run(feeds(), deadline_ms=1e6)["y"].tobytes()) == expected
 
 
 def test_a_poison_tile_fails_its_request_alone():
