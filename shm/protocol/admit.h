@@ -219,7 +219,7 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
 static inline void aspen_note_alone(const struct aspen_station *s, const struct aspen_instance *i, uint64_t ran_ns) {
   struct aspen_plan *p = &s->control->plan[i->plan];
   const struct aspen_plan_view *view = s->plan[i->plan];
-  uint64_t old = aspen_stat_load(&p->alone_ns), rows = aspen_open_rows(s);
+  uint64_t old = aspen_stat_load(&p->alone_ns), rows = aspen_stat_load(&s->control->turns.rows);
   if (!aspen_stat_load(&i->alone) || !view || i->extent != view->most) return;
   if (rows != aspen_stat_load(&p->alone_rows)) old = 0; /* with other workers it is another time */
   if (old && ran_ns > 4 * old) ran_ns = 4 * old; /* somebody had the core */

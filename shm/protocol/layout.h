@@ -209,7 +209,8 @@ struct aspen_turns {
   uint32_t deviation;   /* … and by how much that differs, times 1024 */
   uint32_t alone;       /* the instance whose request has run alone so far, 0: none */
   uint32_t n_active;
-  uint64_t reserved;
+  uint32_t rows;        /* that were open when the latest request started */
+  uint32_t reserved;
   struct aspen_active active[ASPEN_ACTIVE]; /* in no order; those that have ended go when somebody looks */
   uint16_t admitted[ASPEN_MAX_CLIENTS][ASPEN_SLOTS]; /* where in `active` a slot's request waits; whoever looks there compares */
   struct aspen_flow { uint64_t key, finish; } flow[ASPEN_FLOWS]; /* by class, client and model: where its last turn ended. Key 0: nobody's */

@@ -50,11 +50,11 @@ static inline uint64_t aspen_turn(struct aspen_turns *t, const struct aspen_cand
 }
 
 /* How far a request of a plan takes its flow: the core time that it is expected to take, by the plan or, where that knows too little, by what was measured. */
-static inline uint64_t aspen_turn_cost(const struct aspen_station *s, const struct aspen_plan *p) {
+static inline uint64_t aspen_turn_cost(const struct aspen_plan *p, uint32_t rows) {
   uint64_t core = p->core_ns, alone = aspen_stat_load(&p->alone_ns), share = p->share ? p->share : ASPEN_SHARE_ONE;
   if (alone / 2 > core) core = alone;
   if (core > (uint64_t)1 << 42) core = (uint64_t)1 << 42; /* an hour; and so the product fits */
-  core = core * ASPEN_SHARE_ONE / share / aspen_open_rows(s);
+  core = core * ASPEN_SHARE_ONE / share / rows;
   return core ? core : 1;
 }
 
@@ -118,10 +118,11 @@ static inline void aspen_turn_taken(struct aspen_station *s, const struct aspen_
   uint64_t begins = flow->finish > t->now[r->class_] ? flow->finish : t->now[r->class_], least = r->turn;
   const struct aspen_active *waited = aspen_admitted(t, r);
   struct aspen_active a = waited ? *waited : (struct aspen_active){.client = r->client, .plan = r->plan};
-  uint32_t running = 0;
+  uint32_t running = 0, rows = aspen_open_rows(s);
+  aspen_stat_store(&t->rows, rows);
   aspen_forget(t, r);
   aspen_active_prune(s);
-  flow->finish = (begins < ASPEN_LAST_TURN ? begins : ASPEN_LAST_TURN) + aspen_turn_cost(s, p);
+  flow->finish = (begins < ASPEN_LAST_TURN ? begins : ASPEN_LAST_TURN) + aspen_turn_cost(p, rows);
   for (uint32_t k = 0; k < t->n_active; k++) {
     uint64_t order = t->active[k].order, turn = order & ASPEN_ORDER_KEY & ~(uint64_t)ASPEN_ORDER_TIES;
     if (!t->active[k].instance) continue;
