@@ -52,7 +52,6 @@ MOST_LINES: Final = 60
 MOST_PARAMETERS: Final = 10
 
 LONG_FUNCTIONS: Final = {
-    "aspen_mp.cli.coplan.coplan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
