@@ -6,7 +6,6 @@ is what it gets done alone, divided by what it gets done beside the other (HaX-C
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from aspen_mp.workers import _kernels
 
 PARTS: Final = (0.0, 1 / 3, 2 / 3, 1.0)
 """What a core asks for, of what it could read."""
-ROUNDS: Final = 3
+ROUNDS: Final = 4
 SECONDS: Final = 0.1
-"""Of a measurement; each pair is measured so often."""
+"""Of a measurement. Each pair is measured so often and the best counts, because other programs may have a core for a while."""
 CHUNK: Final = 4 << 20
 """Bytes that are read at once."""
 FLOPS_A_TURN: Final = 200.0
@@ -29,19 +28,19 @@ FLOPS_A_TURN: Final = 200.0
 
 
 def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[list[float]]:
-    """Return [part of the first, part of the second]: how often longer the first of two CPUs takes, the median; at least 1. `read`: GB/s
+    """Return [part of the first, part of the second]: how often longer the first of two CPUs takes, at least 1. `read`: GB/s
     that one of them reads alone; `gflops`: what it computes."""
     buffers = [aligned(np.dtype(np.float32), SIZES[-1] // 4) for _ in range(2)]
     for data in buffers:
         data[:] = 1
-    alone = [statistics.median(_done(isa, cpus[:1], [part], buffers, read, gflops)[0] for _ in range(ROUNDS)) for part in PARTS]
+    alone = [max(_done(isa, cpus[:1], [part], buffers, read, gflops)[0] for _ in range(ROUNDS)) for part in PARTS]
     found = [[1.0] * len(PARTS) for _ in PARTS]
     for i, one in enumerate(PARTS):
         for j, other in enumerate(PARTS[: i + 1]):
             done = [_done(isa, cpus[:2], [one, other], buffers, read, gflops) for _ in range(ROUNDS)]
-            found[i][j] = max(alone[i] / statistics.median(first for first, _ in done), 1.0)
+            found[i][j] = max(alone[i] / max(first for first, _ in done), 1.0)
             if i != j:
-                found[j][i] = max(alone[j] / statistics.median(second for _, second in done), 1.0)
+                found[j][i] = max(alone[j] / max(second for _, second in done), 1.0)
     return found
 
 
