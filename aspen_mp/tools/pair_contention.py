@@ -45,7 +45,8 @@ def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[lis
 
 
 def _done(isa: str, cpus: Sequence[int], parts: Sequence[float], buffers: Sequence[np.ndarray], read: float, gflops: float) -> list[float]:
-    """Chunks a second that each CPU gets done, all at the same time. Who asks for nothing only computes."""
+    """Chunks that each CPU gets done in a second of its time, all at the same time. Who asks for nothing only computes. The time that other
+    programs have a core does not count."""
     arrived, rates = threading.Barrier(len(cpus)), [0.0] * len(cpus)
 
     def work(cpu: int) -> None:
@@ -55,15 +56,15 @@ def _done(isa: str, cpus: Sequence[int], parts: Sequence[float], buffers: Sequen
         turns = round((reading_ns / part - reading_ns if part else reading_ns) * gflops / FLOPS_A_TURN)
         done, at = 0, 0
         arrived.wait()
-        begin = time.perf_counter()
-        while (now := time.perf_counter()) < begin + SECONDS:
+        begin, had = time.perf_counter(), time.thread_time()
+        while time.perf_counter() < begin + SECONDS:
             if part:
                 _kernels.read_rate(data[at : at + step], 1, isa)
                 at = (at + step) % (len(data) - step)
             if turns:
                 _kernels.peak(turns, isa)
             done += 1
-        rates[k] = done / (now - begin)
+        rates[k] = done / (time.thread_time() - had)
 
     on_each(cpus, work)
     return rates
