@@ -11,7 +11,11 @@
 #define ASPEN_UNKNOWN_NS 1e6  /* a request of which nothing is known is expected to take so much core time */
 #define ASPEN_FIRST_WIDTH 0.87 /* share of all cores that a request is expected to use before any has run alone */
 #define ASPEN_FIRST_STRETCH 1.1
-#define ASPEN_MOST_STRETCH 4.0
+#define ASPEN_MOST_STRETCH 16.0
+#define ASPEN_CAUTION_ONE 65536.0
+#define ASPEN_CAUTION_MORE 1.05   /* for each admitted request that was late … */
+#define ASPEN_CAUTION_LESS 0.9995 /* … and for each other one: at rest where one of a hundred is late */
+#define ASPEN_MOST_CAUTION 8.0
 #define ASPEN_SAMPLE 256      /* tiles, at most, that say how far a request is */
 
 /* What all workers compute in a nanosecond, in nanoseconds that plans expect. */
@@ -24,10 +28,20 @@ static inline double aspen_capacity(const struct aspen_station *s) {
   return all > 0 ? all : 1;
 }
 
-/* How much longer requests take than predicted, by those that were admitted: the mean, and twice the deviation. */
+static inline double aspen_caution(const struct aspen_turns *t) {
+  double caution = aspen_stat_load(&t->caution) / ASPEN_CAUTION_ONE;
+  return caution < 1 ? 1 : caution > ASPEN_MOST_CAUTION ? ASPEN_MOST_CAUTION : caution;
+}
+
+/* Refusals count as well: where nothing is admitted any more, nothing else would make it less. */
+static inline void aspen_learn_caution(struct aspen_turns *t, int late) {
+  aspen_stat_store(&t->caution, (uint32_t)(aspen_caution(t) * (late ? ASPEN_CAUTION_MORE : ASPEN_CAUTION_LESS) * ASPEN_CAUTION_ONE));
+}
+
+/* How much longer requests take than predicted, by those that were admitted: the mean, and twice the deviation; and more where they are late. */
 static inline double aspen_stretch(const struct aspen_turns *t) {
   uint32_t mean = aspen_stat_load(&t->stretch), deviation = aspen_stat_load(&t->deviation);
-  double stretch = mean ? (mean + 2.0 * deviation) / 1024 : ASPEN_FIRST_STRETCH;
+  double stretch = (mean ? (mean + 2.0 * deviation) / 1024 : ASPEN_FIRST_STRETCH) * aspen_caution(t);
   return stretch < 1 ? 1 : stretch > ASPEN_MOST_STRETCH ? ASPEN_MOST_STRETCH : stretch;
 }
 
@@ -159,8 +173,9 @@ static inline double aspen_simulate(struct aspen_station *s, const struct aspen_
 }
 
 /* An admitted request has ended, or was given up when it was late: how long that took beside what was predicted. */
-static inline void aspen_note_stretch(struct aspen_turns *t, uint64_t admitted_ns, uint64_t expected_ns, uint64_t now) {
+static inline void aspen_note_stretch(struct aspen_turns *t, uint64_t admitted_ns, uint64_t expected_ns, uint64_t now, int late) {
   if (expected_ns <= admitted_ns || now <= admitted_ns) return;
+  aspen_learn_caution(t, late);
   double took = (double)(now - admitted_ns) / (double)(expected_ns - admitted_ns) * 1024;
   double mean = aspen_stat_load(&t->stretch), deviation = aspen_stat_load(&t->deviation);
   took = took < 256 ? 256 : took > 8192 ? 8192 : took;
@@ -179,7 +194,7 @@ static inline void aspen_give_up(struct aspen_station *s, const struct aspen_can
   uint64_t now = aspen_now_ns();
   if (a->deadline_ns && now >= a->deadline_ns) {
     aspen_stat_add(&s->control->plan[a->plan % ASPEN_MAX_PLANS].expired, 1);
-    aspen_note_stretch(t, a->admitted_ns, a->expected_ns, now);
+    aspen_note_stretch(t, a->admitted_ns, a->expected_ns, now, 1);
   }
   aspen_active_remove(t, (uint32_t)(a - t->active));
 }
@@ -207,6 +222,7 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
   if (!r->runs_on) {
     *predicted_ns = now - from + (uint64_t)(takes < 1e18 ? takes : 1e18);
     aspen_stat_add(&plan->refused, 1);
+    aspen_learn_caution(t, 0);
     return ASPEN_E_TOO_LATE;
   }
   r->deadline_ns = 0;

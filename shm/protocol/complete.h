@@ -64,7 +64,7 @@ static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance
   uint32_t missed = i->deadline_ns && now >= i->deadline_ns;
   if (missed) aspen_stat_add(&i->missed, 1);
   if (!error || missed) /* without those that are late it would tell of the lucky ones */
-    aspen_note_stretch(&s->control->turns, i->admitted_ns, aspen_stat_load(&i->expected_ns), now);
+    aspen_note_stretch(&s->control->turns, i->admitted_ns, aspen_stat_load(&i->expected_ns), now, (int)missed);
   if (!error) aspen_note_alone(s, i, ran);
 }
 

@@ -210,7 +210,7 @@ struct aspen_turns {
   uint32_t alone;       /* the instance whose request has run alone so far, 0: none */
   uint32_t n_active;
   uint32_t rows;        /* that were open when the latest request started */
-  uint32_t reserved;
+  uint32_t caution;     /* DSEs: by how much the stretch is raised, times 65536, because admitted requests were late; 0: by nothing */
   struct aspen_active active[ASPEN_ACTIVE]; /* in no order; those that have ended go when somebody looks */
   uint16_t admitted[ASPEN_MAX_CLIENTS][ASPEN_SLOTS]; /* where in `active` a slot's request waits; whoever looks there compares */
   struct aspen_flow { uint64_t key, finish; } flow[ASPEN_FLOWS]; /* by class, client and model: where its last turn ended. Key 0: nobody's */
