@@ -229,6 +229,7 @@ void normalise(void) {
     control.turns.active[k].expected_ns = 0; /* nobody decides by it */
     if (k >= control.turns.n_active) memset(&control.turns.active[k], 0, sizeof *control.turns.active);
   }
+  if (!control.claim.lock) control.turns.rows = 0; /* it is counted anew before anybody decides by it */
   if (!control.claim.lock && !standing_still()) check_turns();
   if (standing_still()) return; /* recovery needs no locks */
   for (int w = 0; w < it.workers; w++) {
