@@ -174,12 +174,14 @@ def test_plan(model: Path, tmp_path: Path) -> None:
 
 
 def test_plan_shows_stacks() -> None:
-    (layer,) = (row for row in as_json("plan", "zoo:pool_blocks", "--cores", 1)["layers"] if "stack" in row)
-    stack = layer["stack"]
-    assert layer["kernel"] == "STACK"
-    assert len(stack["steps"]) == 10
-    assert 0 < stack["together_ms"] < stack["apart_ms"]
-    assert f"{stack['saved_bytes'] / 1e6:.2f}" in ok("plan", "zoo:pool_blocks", "--cores", 1, "--explain")
+    layers = [row for row in as_json("plan", "zoo:pool_blocks", "--cores", 1)["layers"] if "stack" in row]
+    shown = ok("plan", "zoo:pool_blocks", "--cores", 1, "--explain")
+    assert sum(len(layer["stack"]["steps"]) for layer in layers) == 10, "in one sequence or more, as this machine's caches are large"
+    for layer in layers:
+        stack = layer["stack"]
+        assert layer["kernel"] == "STACK"
+        assert 0 < stack["together_ms"] < stack["apart_ms"]
+        assert f"{stack['saved_bytes'] / 1e6:.2f}" in shown
     apart = as_json("plan", "zoo:pool_blocks", "--cores", 1, "--no-stacks")["layers"]
     assert sum(row["kernel"] == "POOL" for row in apart) == 10
     assert not any("stack" in row for row in apart)
