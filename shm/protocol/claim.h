@@ -168,14 +168,14 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
     s->drained = 1; /* as above */
     return ASPEN_OK;
   }
-  aspen_turn_taken(s, r, id, generation);
+  uint32_t n = view->plan->n_initial, rows = aspen_open_rows(s);
+  aspen_turn_taken(s, r, id, generation, rows);
   aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
   aspen_add_seq(&s->control->claim.running, ASPEN_RUNNING(i->class_));
   aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING));
   aspen_stat_add(&aspen_me(s)->claims, 1);
   if (aspen_tracing(&s->trace))
     aspen_note(&s->trace, ASPEN_TRACE_START, r->client, ASPEN_ITEM(generation, id, 0), aspen_ticks(), aspen_stat_load(&c->slot[r->slot].submitted_ns));
-  uint32_t n = view->plan->n_initial, rows = s->control->turns.rows;
   s->seed = (struct aspen_seed){.instance = id, .next = 0, .n = n, .share = (n + rows - 1) / rows};
   return aspen_seed(s);
 }

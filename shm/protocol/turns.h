@@ -109,8 +109,8 @@ static inline void aspen_active_prune(struct aspen_station *s) {
     else aspen_active_remove(t, k);
 }
 
-/* A candidate has been given an instance, whose request is not RUNNING yet: it takes its turn. */
-static inline void aspen_turn_taken(struct aspen_station *s, const struct aspen_candidate *r, uint32_t id, uint32_t generation) {
+/* A candidate has been given an instance, whose request is not RUNNING yet: it takes its turn. `rows`: those that are open, 1 at least. */
+static inline void aspen_turn_taken(struct aspen_station *s, const struct aspen_candidate *r, uint32_t id, uint32_t generation, uint32_t rows) {
   struct aspen_turns *t = &s->control->turns;
   struct aspen_instance *i = &s->control->instance[id];
   const struct aspen_plan *p = &s->control->plan[r->plan];
@@ -118,7 +118,7 @@ static inline void aspen_turn_taken(struct aspen_station *s, const struct aspen_
   uint64_t begins = flow->finish > t->now[r->class_] ? flow->finish : t->now[r->class_], least = r->turn;
   const struct aspen_active *waited = aspen_admitted(t, r);
   struct aspen_active a = waited ? *waited : (struct aspen_active){.client = r->client, .plan = r->plan};
-  uint32_t running = 0, rows = aspen_open_rows(s);
+  uint32_t running = 0;
   aspen_stat_store(&t->rows, rows);
   aspen_forget(t, r);
   aspen_active_prune(s);

@@ -83,7 +83,7 @@ static void start(const struct aspen_candidate *r, uint32_t id) {
   i->client = r->client;
   i->deadline_ns = r->due_ns;
   client.slot[r->slot].word = ASPEN_SLOT_WORD(7, ASPEN_SLOT_RUNNING);
-  aspen_turn_taken(&s, r, id, generation);
+  aspen_turn_taken(&s, r, id, generation, aspen_open_rows(&s));
   i->word = ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING);
 }
 
