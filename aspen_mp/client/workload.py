@@ -298,11 +298,16 @@ class Workload:
         return [pipeline.description() for pipeline in self._pipelines.values()]
 
     def stop(self) -> None:
-        """End all pipelines, once their requests in flight have ended, and unload their models."""
+        """End all pipelines, once their requests in flight have ended, and unload their models.
+
+        Called by `feeds` or `on_result`, it only ends the pipelines. Call it outside them as well, to unload the models.
+        """
         self._stopping.set()
-        for pipeline in self._pipelines.values():
-            if pipeline.thread is not None and pipeline.thread is not threading.current_thread():
-                pipeline.thread.join()
+        threads = [pipeline.thread for pipeline in self._pipelines.values() if pipeline.thread is not None]
+        if threading.current_thread() in threads:
+            return
+        for thread in threads:
+            thread.join()
         for pipeline in self._pipelines.values():
             if pipeline.model is not None:
                 pipeline.model.unload()

@@ -135,6 +135,21 @@ def test_stop_ends_sources_that_never_end(shared_runtime: aspen_mp.Runtime) -> N
     assert rare["requests"] == 1
 
 
+def test_a_result_may_stop_the_workload(shared_runtime: aspen_mp.Runtime) -> None:
+    results: list[Any] = []
+
+    def take(result: Any) -> None:
+        results.append(result)
+        if len(results) == 3:
+            workload.stop()
+
+    with shared_runtime.workload() as workload:
+        workload.add(small_models.mlp(), name="endless", feeds=lambda: {"x": X}, on_result=take)
+        workload.start()
+        assert workload.wait(60)
+    assert len(results) == 3
+
+
 @pytest.mark.parametrize("where", ["feeds", "result", "request"])
 def test_an_error_ends_its_pipeline_alone(shared_runtime: aspen_mp.Runtime, where: str) -> None:
     model, done = small_models.mlp(), []
