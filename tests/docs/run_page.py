@@ -5,10 +5,12 @@ The exit status is 1 where a block fails.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -41,9 +43,15 @@ def end_processes() -> None:
     """End what the page has left: its orphans are children of this process."""
     left = psutil.Process().children(recursive=True)
     for process in left:
-        process.terminate()
+        end(process, signal.SIGTERM)
     for process in psutil.wait_procs(left, GRACE_S)[1]:
-        process.kill()
+        end(process, signal.SIGKILL)
+
+
+def end(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process, which may end by itself at any moment."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 def main(page: Path) -> int:
