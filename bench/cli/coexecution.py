@@ -336,3 +336,44 @@ def contention(
     findings.show(shown, (), as_json)
     recording.write(result, result.disturbed)
     findings.fail(shown)
+
+
+@output.command
+def coplans(
+    mixes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="A+B…", help="Networks that run together, each as often as it stands there. Default: four mixes."),
+    ] = None,
+    cores: Annotated[
+        list[str] | None, typer.Option("--cores", metavar="8P+8E", help="A machine, as aspen-mp plan has it. Default: three machines.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="How long to search for the plan of each mix.")] = 1.5,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Predict what planning several networks together gains, on machines that need not be here.
+
+    Nothing is measured: rates are those of a built-in kind of core.
+    """
+    from collections import Counter
+
+    from aspen_mp.bench.coexecution import coplans as bench
+
+    recording = findings.Recording("coplans", file, as_json, keep_disturbed)
+    wanted = [[*Counter(case.label for case in options.cases(mix.split("+"))).items()] for mix in mixes] if mixes else bench.MIXES
+    try:
+        with output.progress("bench", quiet=as_json) as update:
+            result = bench.predict(wanted, cores or bench.CORES, seconds, lambda text: update(text, 0, 0))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    columns = ["networks", "cores", "one after the other ms", "plan ms", "bound ms", "less than that", "less than the best naive one"]
+    rows = [
+        [
+            *(gain.name, gain.cores, f"{gain.naive_ms[bench.SERIAL]:.2f}", f"{gain.ms:.2f}", f"{gain.bound_ms:.2f}"),
+            *(f"{gain.of_serial:.1%}", f"{gain.of_best:.1%}"),
+        ]
+        for gain in result.gains
+    ]
+    findings.show([findings.Shown("predicted", columns, rows, result.verdict)], (), as_json)
+    recording.write(result)

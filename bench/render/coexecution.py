@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from aspen_mp.bench.coexecution.contention import ContentionResult
+from aspen_mp.bench.coexecution.coplans import SERIAL, CoplansResult
 from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
 from aspen_mp.bench.coexecution.dynamic import DynamicResult
 from aspen_mp.bench.coexecution.priority import PriorityResult
@@ -49,7 +51,7 @@ def together(item: Published) -> str:
     )
     rows = [
         [
-            _group(group),
+            _counted(group.networks, group.counts),
             number(group[OURS].ms) if OURS in group else "–",
             *(f"{group[label].ratio:.3f}" if label in group else "–" for label in labels),
             "–" if group.least is None else f"{group.least:.3f}",
@@ -61,8 +63,8 @@ def together(item: Published) -> str:
     return f"{text}\n\n{table(columns, rows)}"
 
 
-def _group(group: Group) -> str:
-    parts = zip(group.counts, group.networks, strict=True)
+def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
+    parts = zip(counts, names, strict=True)
     return " + ".join(f"{count} × {networks.name(network)}" if count > 1 else networks.name(network) for count, network in parts)
 
 
@@ -154,3 +156,31 @@ def contention(item: Published) -> str:
         error = median(abs(pair.predicted / pair.slowdown - 1) for pair in predicted if pair.predicted)
         parts.append(f"The planner's model of contention predicts slowdowns with a median error of {error:.1%}.")
     return "\n\n".join(parts)
+
+
+def coplans(item: Published) -> str:
+    """Predicted gains of plans of several networks, by mix and machine."""
+    result: CoplansResult = item.record.result
+    text = (
+        f"Predictions, not measurements: the greatest latency of all networks, with the built-in rates of a Zen 4 core. Each search had "
+        f"{result.seconds:g} s. No schedule of the model takes less than the bound. The best naive schedule is the best of three: one "
+        "network after the other, each on cores of its own, or all at once with equal shares."
+    )
+    rows = [
+        [
+            _counted(gain.networks, gain.counts),
+            *(gain.cores, number(gain.naive_ms[SERIAL]), number(gain.ms), number(gain.bound_ms)),
+            *(f"{gain.of_serial:.1%}", f"{gain.of_best:.1%}"),
+        ]
+        for gain in result.gains
+    ]
+    columns = [
+        "networks",
+        "cores",
+        "one after the other, ms",
+        "plan, ms",
+        "bound, ms",
+        "less than one after the other",
+        "less than the best naive",
+    ]
+    return f"{text}\n\n{table(columns, rows)}"

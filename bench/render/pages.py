@@ -207,6 +207,7 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
             "deadlines": coexecution.deadlines,
             "dynamic": coexecution.dynamic,
             "contention": coexecution.contention,
+            "coplans": coexecution.coplans,
         },
     ),
     "unlike-cores": (

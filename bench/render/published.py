@@ -13,6 +13,7 @@ import msgspec
 
 from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
 from aspen_mp.bench.coexecution.contention import ContentionResult
+from aspen_mp.bench.coexecution.coplans import CoplansResult
 from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
 from aspen_mp.bench.coexecution.dynamic import DynamicResult
 from aspen_mp.bench.coexecution.priority import PriorityResult
@@ -41,6 +42,7 @@ RESULTS: dict[str, Any] = {
     "deadlines": DeadlinesResult,
     "dynamic": DynamicResult,
     "contention": ContentionResult,
+    "coplans": CoplansResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.bench.coexecution import contention, deadlines, priority
+from aspen_mp.bench.coexecution import contention, coplans, deadlines, priority
 from aspen_mp.bench.models.synthetic.phases import KINDS
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.records import record
@@ -113,3 +113,26 @@ def test_wrong_use(arguments: list[str], says: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_coplans(tmp_path: Path) -> None:
+    document = tmp_path / "found.json"
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", "coplans", f"{B}+{B}+{A}", "--cores", "2", "--cores", "2P+2E"]
+    command += ["--seconds", "0.05", "-o", str(document), "--keep-disturbed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = record.load(document, published.RESULTS["coplans"]).result
+    assert [gain.cores for gain in found.gains] == ["2", "2P+2E"]
+    for gain in found.gains:
+        assert (gain.networks, gain.counts) == ([B, A], [2, 1])
+        assert coplans.SERIAL in gain.naive_ms
+        assert gain.bound_ms <= gain.ms <= min(gain.naive_ms.values()), "never worse than naive"
+        assert gain.of_best <= gain.of_serial
+    assert "less than one network after the other" in found.verdict
+
+
+def test_coplans_names_what_the_zoo_lacks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", "coplans", "nothing+resnet50"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert done.returncode == 2
+    assert "the zoo has no 'nothing'" in done.stderr
