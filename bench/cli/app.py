@@ -47,7 +47,7 @@ for _command, *_calls in (
     (coexecution.deadlines, "bench deadlines --loads 0.5,0.9,1.5 --plot deadlines.png"),
     (coexecution.dynamic, "bench dynamic resnet50 resnet50+bert_base bert_base --plot dynamic.png"),
     (coexecution.contention, "bench contention --plot contention.png"),
-    (coexecution.coplans, "bench coplans gpt2@seq=1+resnet50 --cores 8P+8E --cores 2"),
+    (coexecution.coplans, "bench coplans 3*gpt2@seq=1+resnet50 --cores 8P+8E --cores 2"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),
 ):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from aspen_mp.bench.cli import findings, options
-from aspen_mp.cli import output
+from aspen_mp.bench.cli.benchmark import Run, benchmark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,9 @@ def _engines(text: str | None) -> tuple[list[str], list[str]]:
         raise typer.BadParameter(str(error), param_hint="--engines") from None
 
 
-@output.command
+@benchmark()
 def together(
+    run: Run,
     networks: Annotated[
         list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo that run at once. Default: two pairs.")
     ] = None,
@@ -71,10 +72,6 @@ def together(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Run several networks at once, one after the other, and each alone, beside other runtimes.
 
@@ -82,21 +79,16 @@ def together(
     """
     from aspen_mp.bench.coexecution import together as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("together", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     groups = _groups(networks, pairs, options.counts(ratio, "--ratio") if ratio else None)
     chosen, absent = _engines(engines)
     schedule = _schedule(rounds, seconds, runs)
-    with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(groups, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+    with run.saying() as say:
+        result = bench.measure(groups, chosen, cpus, schedule, say)
     result.absent = absent
-    if plot is not None:
-        bench.plot(result, plot)
+    run.draw(bench.plot, result)
     shown = [_group(group) for group in result.groups]
-    findings.show(shown, absent, as_json)
-    recording.write(result, sum(group.disturbed for group in result.groups))
-    findings.fail(shown)
+    run.end(result, shown, absent, disturbed=sum(group.disturbed for group in result.groups))
 
 
 def _groups(networks: Sequence[str] | None, pairs: bool, counts: list[int] | None) -> list[tuple[list[Case], Sequence[int] | None]]:
@@ -131,8 +123,9 @@ def _group(group: Group) -> findings.Shown:
     return findings.Shown(group.name, columns, rows, group.verdict, _left_out(group), group.failed)
 
 
-@output.command
+@benchmark()
 def priority(
+    run: Run,
     urgent: Annotated[
         str | None, typer.Argument(metavar="NETWORK", help="Network of the urgent requests. Default: two scenes, with --load's networks.")
     ] = None,
@@ -143,10 +136,6 @@ def priority(
     engines: Crews = None,
     rounds: options.Rounds = 2,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each part of a round, in seconds.")] = 1.5,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure urgent requests on a fixed schedule beside a load that saturates the machine, beside other runtimes.
 
@@ -154,8 +143,6 @@ def priority(
     """
     from aspen_mp.bench.coexecution import priority as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("priority", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     scenes = [*bench.SCENES]
     if urgent:
@@ -164,17 +151,14 @@ def priority(
     chosen, absent = _engines(engines)
     schedule = _schedule(rounds, seconds)
     result = bench.PriorityResult(cpus, absent=absent)
-    with output.progress("bench", quiet=as_json) as update:
+    with run.saying() as say:
         for scene in scenes:
-            found, settings = bench.measure(scene, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+            found, settings = bench.measure(scene, chosen, cpus, schedule, say)
             result.scenes.append(found)
             result.settings |= settings
-    if plot is not None:
-        bench.plot(result, plot)
+    run.draw(bench.plot, result)
     shown = [_scene(scene) for scene in result.scenes]
-    findings.show(shown, absent, as_json)
-    recording.write(result, sum(scene.disturbed for scene in result.scenes))
-    findings.fail(shown)
+    run.end(result, shown, absent, disturbed=sum(scene.disturbed for scene in result.scenes))
 
 
 def _scene(scene: SceneResult) -> findings.Shown:
@@ -189,8 +173,9 @@ def _scene(scene: SceneResult) -> findings.Shown:
     return findings.Shown(scene.name, columns, rows, scene.verdict, _left_out(scene), scene.failed)
 
 
-@output.command
+@benchmark()
 def deadlines(
+    run: Run,
     networks: Annotated[
         list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the mix. Default: mobilenet_v2, resnet50, bert_base@seq=32.")
     ] = None,
@@ -203,10 +188,6 @@ def deadlines(
     rounds: options.Rounds = 1,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each load in each round, in seconds.")] = 4.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the times at which requests come.")] = 0,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure how many requests meet their deadlines under more and more load, beside other runtimes.
 
@@ -214,8 +195,6 @@ def deadlines(
     """
     from aspen_mp.bench.coexecution import deadlines as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("deadlines", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     wanted = options.floats(loads, "--loads")
     if min(wanted) <= 0:
@@ -223,15 +202,12 @@ def deadlines(
     cases = options.cases(networks or [*bench.NETWORKS])
     chosen, absent = _engines(engines)
     schedule = _schedule(rounds, seconds)
-    with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(cases, wanted, slack, seed, chosen, cpus, schedule, lambda text: update(text, 0, 0))
+    with run.saying() as say:
+        result = bench.measure(cases, wanted, slack, seed, chosen, cpus, schedule, say)
     result.absent = absent
-    if plot is not None:
-        bench.plot(result, plot)
+    run.draw(bench.plot, result)
     shown = [_curves(result)]
-    findings.show(shown, absent, as_json)
-    recording.write(result, result.disturbed)
-    findings.fail(shown)
+    run.end(result, shown, absent, disturbed=result.disturbed)
 
 
 def _curves(result: DeadlinesResult) -> findings.Shown:
@@ -247,8 +223,9 @@ def _curves(result: DeadlinesResult) -> findings.Shown:
     return findings.Shown(result.name, columns, rows, result.verdict, _left_out(result), result.failed)
 
 
-@output.command
+@benchmark()
 def dynamic(
+    run: Run,
     phases: Annotated[
         list[str] | None, typer.Argument(metavar="A+B…", help="The networks of each phase. Default: five phases of four networks.")
     ] = None,
@@ -256,10 +233,6 @@ def dynamic(
     engines: Crews = None,
     rounds: options.Rounds = 1,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each phase, in seconds.")] = 10.0,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure latencies while networks come and go, beside other runtimes.
 
@@ -267,16 +240,13 @@ def dynamic(
     """
     from aspen_mp.bench.coexecution import dynamic as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("dynamic", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     stages = [options.cases(phase.split("+")) for phase in phases or bench.PHASES]
     chosen, absent = _engines(engines)
-    with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(stages, chosen, cpus, _schedule(rounds, seconds), lambda text: update(text, 0, 0))
+    with run.saying() as say:
+        result = bench.measure(stages, chosen, cpus, _schedule(rounds, seconds), say)
     result.absent = absent
-    if plot is not None:
-        bench.plot(result, plot)
+    run.draw(bench.plot, result)
     rows = [
         [course.label, line.phase + 1, line.network, f"{line.per_s:.1f}", f"{line.latency.p50_ms:.1f}", f"{line.latency.p99_ms:.1f}"]
         for course in result.courses
@@ -284,22 +254,17 @@ def dynamic(
     ]
     columns = ["engine", "phase", "network", "requests/s", "p50 ms", "p99 ms"]
     shown = [findings.Shown("networks that come and go", columns, rows, result.verdict, _left_out(result), result.failed)]
-    findings.show(shown, absent, as_json)
-    recording.write(result, result.disturbed)
-    findings.fail(shown)
+    run.end(result, shown, absent, disturbed=result.disturbed)
 
 
-@output.command
+@benchmark()
 def contention(
+    run: Run,
     size: Annotated[int, typer.Option("--size", min=64, help="Side of the networks' products, a multiple of 64.")] = 512,
     cores: options.Cores = None,
     rounds: options.Rounds = 5,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each pair in each round, in seconds.")] = 0.4,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure what phases of arithmetic and of memory take from each other, on two cores.
 
@@ -308,17 +273,14 @@ def contention(
     from aspen_mp.bench.coexecution import contention as bench
     from aspen_mp.bench.models.synthetic.phases import KINDS
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("contention", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     if size % 64:
         raise typer.BadParameter("give a multiple of 64", param_hint="--size")
     if len(cpus) < 2:
         raise typer.BadParameter("two CPUs are needed", param_hint="--cores")
-    with output.progress("bench", quiet=as_json) as update:
-        result = bench.measure(cpus, size, _schedule(rounds, seconds, runs), lambda text: update(text, 0, 0))
-    if plot is not None:
-        bench.plot(result, plot)
+    with run.saying() as say:
+        result = bench.measure(cpus, size, _schedule(rounds, seconds, runs), say)
+    run.draw(bench.plot, result)
     kinds = [kind.kind for kind in result.kinds]
     rows = [
         [
@@ -333,38 +295,30 @@ def contention(
         findings.Shown("phases", ["", "ms", "GB/s", *(f"beside {kind}" for kind in kinds)], rows, "", "", result.failed),
         findings.Shown("networks", ["", "ms"], [[m.way, f"{m.ms:.2f}"] for m in result.meetings], result.verdict, _left_out(result)),
     ]
-    findings.show(shown, (), as_json)
-    recording.write(result, result.disturbed)
-    findings.fail(shown)
+    run.end(result, shown, disturbed=result.disturbed)
 
 
-@output.command
+@benchmark(picture=False, timed=False)
 def coplans(
+    run: Run,
     mixes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="A+B…", help="Networks that run together, each as often as it stands there. Default: four mixes."),
+        typer.Argument(metavar="A+B…", help="Networks that run together; 3*A runs A three times in a row. Default: four mixes."),
     ] = None,
     cores: Annotated[
         list[str] | None, typer.Option("--cores", metavar="8P+8E", help="A machine, as aspen-mp plan has it. Default: three machines.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="How long to search for the plan of each mix.")] = 1.5,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Predict what planning several networks together gains, on machines that need not be here.
 
     Nothing is measured: rates are those of a built-in kind of core.
     """
-    from collections import Counter
-
     from aspen_mp.bench.coexecution import coplans as bench
 
-    recording = findings.Recording("coplans", file, as_json, keep_disturbed)
-    wanted = [[*Counter(case.label for case in options.cases(mix.split("+"))).items()] for mix in mixes] if mixes else bench.MIXES
     try:
-        with output.progress("bench", quiet=as_json) as update:
-            result = bench.predict(wanted, cores or bench.CORES, seconds, lambda text: update(text, 0, 0))
+        with run.saying() as say:
+            result = bench.predict(mixes or bench.MIXES, cores or bench.CORES, seconds, say)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     columns = ["networks", "cores", "one after the other ms", "plan ms", "bound ms", "less than that", "less than the best naive one"]
@@ -375,5 +329,4 @@ def coplans(
         ]
         for gain in result.gains
     ]
-    findings.show([findings.Shown("predicted", columns, rows, result.verdict)], (), as_json)
-    recording.write(result)
+    run.end(result, [findings.Shown("predicted", columns, rows, result.verdict)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from aspen_mp.bench.cli import findings, options
-from aspen_mp.cli import output
+from aspen_mp.bench.cli.benchmark import Run, Say, benchmark
 from aspen_mp.planner.job.options import MOST_TILES
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from aspen_mp.bench.peers.cases import Case
 
 
-@output.command
+@benchmark()
 def hetero(
+    run: Run,
     networks: options.Networks = None,
     speeds: Annotated[
         str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Speeds of the slowed core, as shares of its full speed.")
@@ -38,10 +39,6 @@ def hetero(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 2,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Slow one core by a real load, and measure requests on a fast and a slow core together.
 
@@ -50,8 +47,6 @@ def hetero(
     from aspen_mp.bench import slow
     from aspen_mp.bench.figures import hetero as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("hetero", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     wanted = options.floats(speeds, "--speeds")
     if len(cpus) < 2:
@@ -63,18 +58,15 @@ def hetero(
     chosen, absent = options.engines(engines)
     schedule = options.schedule(rounds, seconds, runs)
 
-    def measure(case: Case, say: findings.Say) -> HeteroResult:
+    def measure(case: Case, say: Say) -> HeteroResult:
         result = bench.measure(case, chosen, cpus[:-1], cpus[-1:], wanted, schedule, method, settle, say, apart=apart)
         result.absent = absent
         return result
 
-    results = findings.each(options.cases(networks), measure, as_json)
-    if plot is not None:
-        bench.plot(results, plot)
+    results = run.each(options.cases(networks), measure)
+    run.draw(bench.plot, results)
     shown = [_slowed(result, bench.APART if apart else None) for result in results]
-    findings.show(shown, absent, as_json)
-    recording.write(results, sum(point.disturbed for result in results for point in result.points))
-    findings.fail(shown)
+    run.end(results, shown, absent, disturbed=sum(point.disturbed for result in results for point in result.points))
 
 
 def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
@@ -98,8 +90,9 @@ def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
     return findings.Shown(f"{result.case}, slowed by {result.method}", columns, rows, result.verdict, failed=result.failed)
 
 
-@output.command
+@benchmark()
 def scaling(
+    run: Run,
     networks: options.Networks = None,
     threads: Annotated[
         str | None, typer.Option("--threads", "-t", metavar="1,2", help="Numbers of cores to measure. Default: powers of two, and all.")
@@ -116,10 +109,6 @@ def scaling(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure one request at a time on more and more cores, beside other runtimes.
 
@@ -128,8 +117,6 @@ def scaling(
     from aspen_mp.bench.figures import scaling as bench
     from aspen_mp.bench.figures.seats import OURS
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("scaling", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     numbers = options.counts(threads, "--threads") if threads else sorted({2**k for k in range(9) if 2**k < len(cpus)} | {len(cpus)})
     if max(numbers) > len(cpus):
@@ -140,18 +127,15 @@ def scaling(
         far = [n for n in options.counts(simulated, "--simulate") if n > len(cpus)]
     schedule = options.schedule(rounds, seconds, runs)
 
-    def measure(case: Case, say: findings.Say) -> ScalingResult:
+    def measure(case: Case, say: Say) -> ScalingResult:
         result = bench.measure(case, chosen, cpus, numbers, far, schedule, say, apart=apart)
         result.absent = absent
         return result
 
-    results = findings.each(options.cases(networks), measure, as_json)
-    if plot is not None:
-        bench.plot(results, plot)
+    results = run.each(options.cases(networks), measure)
+    run.draw(bench.plot, results)
     shown = [_scaled(result, [*chosen, bench.APART]) for result in results]
-    findings.show(shown, absent, as_json)
-    recording.write(results, sum(result.disturbed for result in results))
-    findings.fail(shown)
+    run.end(results, shown, absent, disturbed=sum(result.disturbed for result in results))
 
 
 def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
@@ -170,18 +154,15 @@ def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
     return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
 
 
-@output.command
+@benchmark()
 def barriers(
+    run: Run,
     networks: options.Networks = None,
     cores: options.Cores = None,
     engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Other engines to measure. Default: none.")] = None,
     rounds: options.Rounds = 9,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure the same plan with and without a barrier after every operator.
 
@@ -189,26 +170,21 @@ def barriers(
     """
     from aspen_mp.bench.figures import barriers as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("barriers", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines, peers=False)
     schedule = options.schedule(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json)
-    _compared(results, bench, plot, recording, as_json, absent)
+    results = run.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, schedule, say))
+    _compared(results, bench, run, absent)
 
 
-@output.command
+@benchmark()
 def order(
+    run: Run,
     networks: options.Networks = None,
     cores: options.Cores = None,
     rounds: options.Rounds = 9,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure orders in which ready tiles are taken: oldest first, newest first, at random.
 
@@ -216,16 +192,15 @@ def order(
     """
     from aspen_mp.bench.figures import order as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("order", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     schedule = options.schedule(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, schedule, say), as_json)
-    _compared(results, bench, plot, recording, as_json)
+    results = run.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, schedule, say))
+    _compared(results, bench, run)
 
 
-@output.command
+@benchmark()
 def tiles(
+    run: Run,
     networks: options.Networks = None,
     numbers: Annotated[
         str | None, typer.Option("--tiles", metavar="8,16,32", help="Numbers of tiles per layer. Default: a range of them.")
@@ -234,10 +209,6 @@ def tiles(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure plans with a fixed number of tiles per layer, beside the planner's own choice.
 
@@ -245,19 +216,18 @@ def tiles(
     """
     from aspen_mp.bench.figures import tiles as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("tiles", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     counts = options.counts(numbers, "--tiles") if numbers else list(bench.DEFAULT)
     if max(counts) > MOST_TILES:
         raise typer.BadParameter(f"a layer has at most {MOST_TILES} tiles. Give smaller numbers", param_hint="--tiles")
     schedule = options.schedule(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, schedule, say), as_json)
-    _compared(results, bench, plot, recording, as_json)
+    results = run.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, schedule, say))
+    _compared(results, bench, run)
 
 
-@output.command
+@benchmark()
 def synthetic(
+    run: Run,
     layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Number of convolutions.")] = 32,
     height: Annotated[int, typer.Option("--height", min=1, help="Rows of the image.")] = 64,
     width: Annotated[int, typer.Option("--width", min=1, help="Columns of the image.")] = 64,
@@ -267,10 +237,6 @@ def synthetic(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure a chain of equal convolutions with kernels of 3×3, as in the paper on ASPEN, beside other runtimes.
 
@@ -278,19 +244,17 @@ def synthetic(
     """
     from aspen_mp.bench.figures import synthetic as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("synthetic", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines)
     schedule = options.schedule(rounds, seconds, runs)
-    results = findings.each(
-        [bench.case_of(layers, height, width, channels)], lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json
-    )
-    _compared(results, bench, plot, recording, as_json, absent)
+    case = bench.case_of(layers, height, width, channels)
+    results = run.each([case], lambda case, say: bench.measure(case, cpus, chosen, schedule, say))
+    _compared(results, bench, run, absent)
 
 
-@output.command
+@benchmark()
 def lengths(
+    run: Run,
     network: Annotated[
         str | None, typer.Argument(metavar="NETWORK", help="A network that reads text. Default: bert_base, or smollm2_135m with --decode.")
     ] = None,
@@ -306,10 +270,6 @@ def lengths(
     decode: Annotated[
         int | None, typer.Option("--decode", min=1, metavar="N", help="Instead, decode N tokens after a prompt, with a cache.")
     ] = None,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure texts of new lengths, or the steps of a decoder, beside other runtimes.
 
@@ -317,8 +277,6 @@ def lengths(
     """
     from aspen_mp.bench.figures import lengths as bench
 
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("lengths", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None if threads is None else str(threads), cores)
     if threads is None and cores is None:
         cpus = cpus[:2]
@@ -331,18 +289,15 @@ def lengths(
     if not (bench.decodes(case) if decode else bench.reads(case)):
         lacks, other = ("has no cache", "smollm2_135m") if decode else ("reads no text", "bert_base")
         raise typer.BadParameter(f"{case.network} {lacks}. Give another network, such as {other}", param_hint="NETWORK")
-    with output.progress("bench", quiet=as_json, moving=False) as update:
+    with run.progress(moving=False) as update:
         if decode is None:
             result = bench.stream(case, chosen, cpus, requests, least, most, seed, update)
         else:
             result = bench.decode(case, chosen, cpus, decode, seed, update)
     result.absent = absent
-    if plot is not None:
-        bench.plot([result], plot)
+    run.draw(bench.plot, [result])
     shown = [_streamed(result)]
-    findings.show(shown, absent, as_json)
-    recording.write([result])
-    findings.fail(shown)
+    run.end([result], shown, absent)
 
 
 def _streamed(result: LengthsResult) -> findings.Shown:
@@ -364,23 +319,12 @@ class _Figure(Protocol):
     def plot(self, results: Sequence[Comparison], file: Path) -> None: ...
 
 
-def _compared(
-    results: Sequence[Comparison],
-    figure: _Figure,
-    plot: Path | None,
-    recording: findings.Recording,
-    as_json: bool,
-    absent: Sequence[str] = (),
-) -> None:
+def _compared(results: Sequence[Comparison], figure: _Figure, run: Run, absent: Sequence[str] = ()) -> None:
     """Draw, print and record."""
     for result in results:
         result.absent = list(absent)
-    if plot is not None:
-        figure.plot(results, plot)
-    shown = [_ratios(result, figure.verdict(result)) for result in results]
-    findings.show(shown, absent, as_json)
-    recording.write(results, sum(result.disturbed for result in results))
-    findings.fail(shown)
+    run.draw(figure.plot, results)
+    run.end(results, [_ratios(each, figure.verdict(each)) for each in results], absent, disturbed=sum(each.disturbed for each in results))
 
 
 def _ratios(result: Comparison, verdict: str) -> findings.Shown:

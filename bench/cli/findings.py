@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import typer
 
 from aspen_mp.bench.records.record import Recorder, save
 from aspen_mp.bench.records.record import text as as_text
 from aspen_mp.cli import output
-
-if TYPE_CHECKING:
-    from aspen_mp.bench.peers.cases import Case
-
-Say = Callable[[str], None]
-Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -41,20 +35,14 @@ def need_matplotlib(plot: Path | None) -> None:
         raise typer.BadParameter("drawing needs matplotlib. Install it with: pip install matplotlib", param_hint="--plot")
 
 
-def each(cases: Iterable[Case], measure: Callable[[Case, Say], Found], quiet: bool) -> list[Found]:
-    """Measures one network after the other."""
-    with output.progress("bench", quiet=quiet) as update:
-        return [measure(case, lambda text: update(text, 0, 0)) for case in cases]
-
-
 class Recording:
     """Where a result goes: a file, standard output as JSON, or neither. Create it before the benchmark starts, which it watches.
 
-    `benchmark`: the command's name."""
+    `benchmark`: the command's name. `timed`: False where the result does not depend on what else runs."""
 
-    def __init__(self, benchmark: str, file: Path | None, as_json: bool, keep_disturbed: bool) -> None:
+    def __init__(self, benchmark: str, file: Path | None, as_json: bool, keep_disturbed: bool, *, timed: bool = True) -> None:
         self._file, self._as_json, self._keep = file, as_json, keep_disturbed
-        self._recorder = Recorder(benchmark, sys.argv[1:]) if file or as_json else None
+        self._recorder = Recorder(benchmark, sys.argv[1:], timed=timed) if file or as_json else None
 
     def write(self, result: Any, disturbed_rounds: int = 0) -> None:
         """Write the result as a record. A disturbed run is not recorded in a file unless `keep_disturbed`: exit status 1."""

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from aspen_mp.bench.cli import findings, options
+from aspen_mp.bench.cli.benchmark import Run, benchmark
 from aspen_mp.cli import output
 
 
-@output.command
+@benchmark()
 def elastic(
+    run: Run,
     network: options.Network = "resnet50",
     steps: Annotated[
         str | None,
@@ -21,25 +23,18 @@ def elastic(
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each step in seconds.")] = 4.0,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Number of requests in flight at any time.")] = 4,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Add and remove workers under load: throughput over time, and how soon each change has its effect.
 
     Exit status 1 if a request was lost or its result differs.
     """
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("elastic", file, as_json, keep_disturbed)
     from aspen_mp.bench import elastic as bench
 
     (case,) = options.cases([network])
-    with output.progress("bench", quiet=as_json) as update:
-        run = bench.measure(case, _steps(steps), seconds, in_flight, lambda text: update(text, 0, 0))
-    if plot is not None:
-        bench.plot(run, plot)
-    if not as_json:
+    with run.saying() as say:
+        found = bench.measure(case, _steps(steps), seconds, in_flight, say)
+    run.draw(bench.plot, found)
+    if not run.as_json:
         rows = [
             [
                 s.workers,
@@ -48,12 +43,12 @@ def elastic(
                 f"{s.requests_per_s:.1f}",
                 f"{s.latency_ms:.1f}",
             ]
-            for s in run.steps
+            for s in found.steps
         ]
-        output.table(run.case, ["workers", "asked at s", "effect after ms", "requests/s", "median ms"], rows, right=(0, 1, 2, 3, 4))
-        findings.verdict(run.verdict)
-    recording.write(run)
-    findings.ends(run.lost, run.wrong)
+        output.table(found.case, ["workers", "asked at s", "effect after ms", "requests/s", "median ms"], rows, right=(0, 1, 2, 3, 4))
+        findings.verdict(found.verdict)
+    run.record(found)
+    findings.ends(found.lost, found.wrong)
 
 
 def _steps(text: str | None) -> list[int]:
@@ -67,8 +62,9 @@ def _steps(text: str | None) -> list[int]:
     return steps
 
 
-@output.command
+@benchmark()
 def storm(
+    run: Run,
     networks: options.Networks = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of the storm in seconds.")] = 180.0,
     per_minute: Annotated[float, typer.Option("--per-minute", min=1.0, max=6000.0, help="Number of workers killed per minute.")] = 75.0,
@@ -88,25 +84,18 @@ def storm(
         float, typer.Option("--calm", min=0.0, help="Seconds of the same load without signals, half before and half after.")
     ] = 20.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random choices.")] = 0,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Kill workers at random under load: requests lost or wrong, throughput, and the delay after each death.
 
     Exit status 1 if a request was lost or its result differs.
     """
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("storm", file, as_json, keep_disturbed)
     from aspen_mp.bench import storm as bench
 
     weather = bench.Weather(seconds, per_minute, workers, threads, processes, _mix(mix) or bench.MIX, at_once, calm, seed)
-    with output.progress("bench", quiet=as_json) as update:
-        found = bench.measure(options.cases(networks), weather, lambda text: update(text, 0, 0))
-    if plot is not None:
-        bench.plot(found, plot)
-    if not as_json:
+    with run.saying() as say:
+        found = bench.measure(options.cases(networks), weather, say)
+    run.draw(bench.plot, found)
+    if not run.as_json:
         rows = [
             [what, spread.number, f"{spread.p50_ms:.1f}", f"{spread.p99_ms:.1f}", f"{spread.worst_ms:.1f}"]
             for what, spread in (
@@ -118,7 +107,7 @@ def storm(
         ]
         output.table("milliseconds", ["", "times", "median", "p99", "worst"], rows, right=(1, 2, 3, 4))
         findings.verdict(found.verdict)
-    recording.write(found)
+    run.record(found)
     findings.ends(found.lost, found.wrong, found.why)
 
 
@@ -134,8 +123,9 @@ def _mix(text: str | None) -> dict[str, float]:
     return mix
 
 
-@output.command
+@benchmark(picture=False)
 def churn(
+    run: Run,
     networks: options.Networks = None,
     changes: Annotated[int, typer.Option("--changes", min=1, help="How often the number of workers changes.")] = 1000,
     workers: Annotated[int, typer.Option("--workers", min=2, max=128, help="Largest number of workers.")] = 4,
@@ -144,9 +134,6 @@ def churn(
         float, typer.Option("--rest", min=0.0, help="Seconds between the effect of a change and the next change, on average.")
     ] = 0.02,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random choices.")] = 0,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Let workers join and leave under load: requests lost or wrong, and how soon each change has its effect.
 
@@ -154,18 +141,18 @@ def churn(
     """
     from aspen_mp.bench import churn as bench
 
-    recording = findings.Recording("churn", file, as_json, keep_disturbed)
     schedule = bench.ChurnSchedule(changes, workers, threads, rest, seed)
-    with output.progress("bench", quiet=as_json) as update:
-        found = bench.measure(options.cases(networks), schedule, lambda text: update(text, 0, 0))
-    if not as_json:
+    with run.saying() as say:
+        found = bench.measure(options.cases(networks), schedule, say)
+    if not run.as_json:
         findings.verdict(found.verdict)
-    recording.write(found)
+    run.record(found)
     findings.ends(found.lost, found.wrong, found.why)
 
 
-@output.command
+@benchmark()
 def clients(
+    run: Run,
     network: options.Network = "resnet50",
     processes: Annotated[
         int, typer.Option("--processes", min=2, max=64, help="Number of client processes. One process alone is measured, too.")
@@ -174,26 +161,19 @@ def clients(
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 2.0,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also measure onnxruntime, if it is installed.")] = True,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure several client processes on one runtime: throughput, latency, and memory of all processes together.
 
     Beside them, one client process, and as many processes with an onnxruntime each.
     """
-    findings.need_matplotlib(plot)
-    recording = findings.Recording("clients", file, as_json, keep_disturbed)
     from aspen_mp.bench import clients as bench
 
     (case,) = options.cases([network])
     (cpus,) = options.core_sets(None, cores)
-    with output.progress("bench", quiet=as_json, moving=False) as update:
+    with run.progress(moving=False) as update:
         found = bench.measure(case, cpus, processes, seconds, rounds, peers, lambda text: update(text, 0, 0))
-    if plot is not None:
-        bench.plot(found, plot)
-    if not as_json:
+    run.draw(bench.plot, found)
+    if not run.as_json:
         rows = []
         for row in found.found:
             setting, latency = row.setting, row.spread
@@ -206,4 +186,4 @@ def clients(
         columns = ["engine", "clients", "in flight each", "images/s", "best", "p50 ms", "p99 ms", "memory"]
         output.table(found.case, columns, rows, right=(1, 2, 3, 4, 5, 6, 7))
         findings.verdict(found.verdict)
-    recording.write(found)
+    run.record(found)

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aspen_mp.bench.cli import findings, options
+from aspen_mp.bench.cli.benchmark import Run, benchmark
 from aspen_mp.cli import output
 
 if TYPE_CHECKING:
     from aspen_mp.bench.peers.rounds import CaseResult
 
 
-@output.command
+@benchmark(picture=False)
 def peers(
+    run: Run,
     networks: Annotated[
         list[str],
         typer.Argument(
@@ -34,9 +36,6 @@ def peers(
     ] = None,
     rounds: options.Rounds = 7,
     seconds: options.Seconds = 0.3,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure networks on aspen-mp and on other runtimes, in turns on the same cores.
 
@@ -57,21 +56,21 @@ def peers(
     absent = [name for name in wanted if not ENGINES[name].installed]
     schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
     results: list[CaseResult] = []
-    recording = findings.Recording("peers", file, as_json, keep_disturbed)
-    with output.progress("bench", quiet=as_json) as update:
+    with run.saying() as say:
         for case in chosen:
             for cpus in options.core_sets(threads, cores):
                 there = [name for name in wanted if name not in absent]
-                results.append(measure(case, there, cpus, schedule, lambda text: update(text, 0, 0)))
-    if not as_json:
+                results.append(measure(case, there, cpus, schedule, say))
+    if not run.as_json:
         report.show(results, absent, output.out)
-    recording.write(report.PeersResult(absent, results), sum(result.disturbed for result in results))
+    run.record(report.PeersResult(absent, results), sum(result.disturbed for result in results))
     if any(result.failed for result in results):
         raise typer.Exit(1)
 
 
-@output.command
+@benchmark(picture=False)
 def kernels(
+    run: Run,
     networks: Annotated[
         list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks whose kernel calls are timed. Default: all that have a list.")
     ] = None,
@@ -80,9 +79,6 @@ def kernels(
     each: Annotated[bool, typer.Option("--each", help="Print a row for each call instead of each kernel.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Time each call for at least so long.")] = 0.02,
     cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on. Default: the first that this process may use.")] = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Time the kernel calls of real networks on one core.
 
@@ -106,7 +102,6 @@ def kernels(
         raise typer.BadParameter(
             f"{kernel!r} is not a list of kernels. Give some of {', '.join(_kernels.kernels())}", param_hint="--kernels"
         )
-    recording = findings.Recording("kernels", file, as_json, keep_disturbed)
     allowed = os.sched_getaffinity(0)
     if cpu is not None and cpu not in allowed:
         raise typer.BadParameter(f"this process may use only CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
@@ -114,7 +109,7 @@ def kernels(
     found = []
     try:
         evict = measure.evictor()
-        with output.progress("bench", quiet=as_json, moving=False) as update:
+        with run.progress(moving=False) as update:
             for name in isas:
                 limits = core_limits.limits(name)
                 for network in networks or there:
@@ -127,13 +122,14 @@ def kernels(
                         found.append((network, limits, timings))
     finally:
         os.sched_setaffinity(0, allowed)
-    if not as_json:
+    if not run.as_json:
         report.show(found, each, output.out)
-    recording.write(report.document(found))
+    run.record(report.document(found))
 
 
-@output.command
+@benchmark(picture=False)
 def prediction(
+    run: Run,
     networks: Annotated[
         list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as resnet50@batch=8. Default: the whole zoo.")
     ] = None,
@@ -142,9 +138,6 @@ def prediction(
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds without disturbance.")] = 5,
     seconds: options.Seconds = 0.1,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Compare the planner's predictions with measurements: latency, time in kernels and in scheduling."""
     from aspen_mp.bench import models
@@ -152,13 +145,12 @@ def prediction(
 
     numbers = sorted({len(cpus) for cpus in options.core_sets(workers, None)} | ({1} if workers is None else set()))
     cases = options.cases(networks or models.names())
-    recording = findings.Recording("prediction", file, as_json, keep_disturbed)
-    with output.progress("bench", quiet=as_json) as update:
-        rows = list(bench.run(cases, numbers, rounds, seconds, lambda text: update(text, 0, 0)))
-    if not as_json:
+    with run.saying() as say:
+        rows = list(bench.run(cases, numbers, rounds, seconds, say))
+    if not run.as_json:
         output.table("", bench.HEADINGS, [bench.cells(row) for row in rows], right=range(1, len(bench.HEADINGS)))
         findings.verdict(bench.verdict(rows))
-    recording.write(rows)
+    run.record(rows)
 
 
 @output.command
@@ -186,16 +178,15 @@ def shapes(
         output.table("", ["network", "calls", "file"], [[row["network"], row["calls"], row["file"]] for row in written], right=(1,))
 
 
-@output.command
+@benchmark(picture=False, timed=False)
 def agreement(
+    run: Run,
     networks: Annotated[
         list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo. Default: all that have convolutions.")
     ] = None,
     weights: Annotated[
         str, typer.Option("--weights", metavar="zoo,pytorch", help="How random weights are drawn: as in the zoo, as in PyTorch, or both.")
     ] = "zoo,pytorch",
-    file: options.File = None,
-    as_json: output.Json = False,
 ) -> None:
     """Compare networks with their evaluation in float64, for each level of accuracy.
 
@@ -217,14 +208,13 @@ def agreement(
     if not kinds or any(part not in errors.WEIGHTS for part in weights.split(",")):
         raise typer.BadParameter(f"{weights!r} is unknown. Give one or both of {', '.join(errors.WEIGHTS)}", param_hint="--weights")
     found = []
-    recording = findings.Recording("agreement", file, as_json, keep_disturbed=True)  # errors do not depend on what else runs
-    with aspen_mp.Runtime() as runtime, output.progress("comparing", quiet=as_json) as update:
+    with aspen_mp.Runtime() as runtime, output.progress("comparing", quiet=run.as_json) as update:
         total = len(names) * len(kinds)
         for row in errors.rows(names, runtime, kinds):
             found.append(row)
             update(f"{row.network}, {row.weights}", len(found), total)
-    recording.write(found)
-    if as_json:
+    run.record(found)
+    if run.as_json:
         return
     columns = ["network", "weights", "onnxruntime", "direct", *ACCURACIES]
     table = [

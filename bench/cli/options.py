@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,14 +13,6 @@ if TYPE_CHECKING:
     from aspen_mp.bench.figures.seats import Schedule
     from aspen_mp.bench.peers.cases import Case
 
-File = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", metavar="FILE", help="Record the result in this JSON file. If it is a folder: in MACHINE/BENCHMARK.json there."
-    ),
-]
-KeepDisturbed = Annotated[bool, typer.Option("--keep-disturbed", help="Record the result even if other programs disturbed the run.")]
-OverTime = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result in this file. Needs matplotlib.")]
 Network = Annotated[
     str, typer.Argument(metavar="NETWORK", help="A network of the zoo, with sizes and options if wanted: resnet50@batch=8.")
 ]

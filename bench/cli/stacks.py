@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aspen_mp.bench.cli import findings, options
-from aspen_mp.cli import output
+from aspen_mp.bench.cli.benchmark import Run, benchmark
 
 if TYPE_CHECKING:
     from aspen_mp.bench.figures.compare import Comparison
@@ -31,8 +31,9 @@ Steps = Annotated[
 AllEngines = Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")]
 
 
-@output.command
+@benchmark()
 def stacks(
+    run: Run,
     networks: Annotated[
         list[str] | None,
         typer.Argument(
@@ -50,10 +51,6 @@ def stacks(
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
-    plot: options.OverTime = None,
-    file: options.File = None,
-    keep_disturbed: options.KeepDisturbed = False,
-    as_json: output.Json = False,
 ) -> None:
     """Measure pooling, element-wise and depthwise layers that run depth first, beside other runtimes.
 
@@ -63,14 +60,12 @@ def stacks(
     from aspen_mp.bench.figures import stacks as bench
     from aspen_mp.bench.peers.engines import ENGINES
 
-    findings.need_matplotlib(plot)
-    if table and plot is not None:
+    if table and run.plot is not None:
         raise typer.BadParameter("a table has no picture. Leave out --plot or --table", param_hint="--plot")
-    recording = findings.Recording("stacks", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     others = _cases(networks or (layers.NETWORKS if batches or table else bench.NETWORKS), batches)
     if table:
-        recording.write(bench.StacksResult(layers=_counted(others, cpus, as_json)))
+        run.record(bench.StacksResult(layers=_counted(run, others, cpus)))
         return
     lengths = options.counts(blocks, "--blocks") if blocks else list(bench.BLOCKS)
     limits = options.counts(steps, "--steps", least=2) if steps else None
@@ -80,21 +75,19 @@ def stacks(
     chosen, absent = options.engines(engines or ",".join(ENGINES))
     schedule = options.schedule(rounds, seconds, runs)
     cases = [*(bench.case_of(shape, n) for shape in wanted for n in lengths), *others]
-    measured = iter(findings.each(cases, lambda case, say: bench.measure(case, cpus, chosen, schedule, say, limits), as_json))
+    measured = iter(run.each(cases, lambda case, say: bench.measure(case, cpus, chosen, schedule, say, limits)))
     chains = [bench.Chain(shape, [bench.Point(n, next(measured)) for n in lengths]) for shape in wanted]
     result = bench.StacksResult(chains, list(measured), absent=absent)
-    if plot is not None:
-        bench.plot(result, plot)
-    findings.show(shown := [*map(_chain, chains), *map(_network, result.networks)], absent, as_json)
-    recording.write(result, sum(each.disturbed for each in result.comparisons))
-    findings.fail(shown)
+    run.draw(bench.plot, result)
+    shown = [*map(_chain, chains), *map(_network, result.networks)]
+    run.end(result, shown, absent, disturbed=sum(each.disturbed for each in result.comparisons))
 
 
-def _counted(cases: Sequence[Case], cpus: Sequence[int], as_json: bool) -> list[Layers]:
+def _counted(run: Run, cases: Sequence[Case], cpus: Sequence[int]) -> list[Layers]:
     from aspen_mp.bench.figures import layers
 
-    found = findings.each(cases, lambda case, _: layers.measure(case, cpus), as_json)
-    findings.show([_layers(found)], (), as_json)
+    found = run.each(cases, lambda case, _: layers.measure(case, cpus))
+    findings.show([_layers(found)], (), run.as_json)
     return found
 
 

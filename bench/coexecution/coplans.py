@@ -22,7 +22,8 @@ from aspen_mp.tools.local_plans import counting_with
 if TYPE_CHECKING:
     from aspen_mp.planner.plan.plan import Plan
 
-MIXES: Final = (("vgg16", 2),), (("alexnet", 2),), (("gpt2@seq=1", 3), ("resnet50", 1)), (("gpt2@seq=1", 2),)
+MIXES: Final = "vgg16+vgg16", "alexnet+alexnet", "3*gpt2@seq=1+resnet50", "gpt2@seq=1+gpt2@seq=1"
+"""Networks that run together. `3*` before one: three runs, one after the other."""
 CORES: Final = "2", "8P+8E", "32/32"
 SPEEDS: Final = {"P": 1.0, "E": 0.5, "L": 0.35}
 """Of a core of each class, as a share of the fastest."""
@@ -32,11 +33,14 @@ SERIAL: Final = "serial"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A mix on a machine. `naive_ms`: the greatest latency by naive schedule; `ms`: that of the plan; `bound_ms`: no schedule of the model
-    has less; `proven`: the plan has as little."""
+    """A mix on a machine.
+
+    `times`: how often each network runs, one run after the other. `naive_ms`: the greatest latency by naive schedule; `ms`: that of the
+    plan; `bound_ms`: no schedule of the model has less; `proven`: the plan has as little.
+    """
 
     networks: list[str]
-    counts: list[int]
+    times: list[int]
     cores: str
     naive_ms: dict[str, float]
     ms: float
@@ -45,7 +49,7 @@ class Gain:
 
     @property
     def name(self) -> str:
-        return " + ".join(f"{n} × {network}" if n > 1 else network for network, n in zip(self.networks, self.counts, strict=True))
+        return " + ".join(f"{n} × {network}" if n > 1 else network for network, n in zip(self.networks, self.times, strict=True))
 
     @property
     def of_serial(self) -> float:
@@ -71,13 +75,14 @@ class CoplansResult:
         return f"a plan takes {middle:.1%} less than one network after the other, in the median"
 
 
-def predict(mixes: Sequence[Sequence[tuple[str, int]]], cores: Sequence[str], seconds: float, say: Callable[[str], None]) -> CoplansResult:
-    """Plan each mix of (network, requests) on each machine, written as `aspen-mp plan --cores` has it."""
+def predict(mixes: Sequence[str], cores: Sequence[str], seconds: float, say: Callable[[str], None]) -> CoplansResult:
+    """Plan each mix, written as `MIXES` are, on each machine, written as `aspen-mp plan --cores` has it. ValueError says what is wrong."""
+    parsed = [_parsed(mix) for mix in mixes]
     result = CoplansResult(seconds)
     for text in cores:
         machine = Machine.parse(text, BUILT_IN, SPEEDS)
         plans: dict[str, Plan] = {}
-        for mix in mixes:
+        for mix in parsed:
             for network, _ in mix:
                 say(f"{network} on {text}")
                 plans[network] = plans.get(network) or _planned(network, machine)
@@ -85,8 +90,19 @@ def predict(mixes: Sequence[Sequence[tuple[str, int]]], cores: Sequence[str], se
     return result
 
 
+def _parsed(mix: str) -> list[tuple[str, int]]:
+    """Networks, and how often each runs."""
+    found = []
+    for part in mix.split("+"):
+        times, _, network = part.rpartition("*")
+        if times and not (times.isdecimal() and int(times)):
+            raise ValueError(f"{part!r} of {mix!r} has no number of runs. Write it like 3*{network}")
+        found.append((cases.parse(network).label, int(times or 1)))
+    return found
+
+
 def _gain(mix: Sequence[tuple[str, int]], plans: dict[str, Plan], cores: str, machine: Machine, seconds: float) -> Gain:
-    runs = [Run(network, plans[network], count) for network, count in mix]
+    runs = [Run(network, plans[network], times) for network, times in mix]
     found = together(runs, machine, BUILT_IN, "latency", time.monotonic() + seconds)
     naive = {name: max(schedule.ends) * 1e-6 for name, schedule in found.naive.items()}
     best = found.incumbent

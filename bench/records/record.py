@@ -49,9 +49,12 @@ class Record(msgspec.Struct, Generic[Result], kw_only=True):
 
 
 class Recorder:
-    """A record in the making. Create it before the benchmark starts: it looks at what else the machine does."""
+    """A record in the making. Create it before the benchmark starts: it looks at what else the machine does.
 
-    def __init__(self, benchmark: str, arguments: Sequence[str]) -> None:
+    `timed`: False where the result does not depend on that."""
+
+    def __init__(self, benchmark: str, arguments: Sequence[str], *, timed: bool = True) -> None:
+        self._timed = timed
         self._benchmark = benchmark
         self._command = shlex.join(["aspen-mp", *_repeatable(arguments)])
         self._watch = environment.Watch()
@@ -71,7 +74,7 @@ class Recorder:
             packages=environment.packages(),
             machine=machine,
             load=load,
-            disturbed=_reasons(load, machine.cores, disturbed_rounds),
+            disturbed=_reasons(load, machine.cores, disturbed_rounds) if self._timed else [],
             result=result,
         )
 

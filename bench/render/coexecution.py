@@ -168,7 +168,7 @@ def coplans(item: Published) -> str:
     )
     rows = [
         [
-            _counted(gain.networks, gain.counts),
+            _counted(gain.networks, gain.times),
             *(gain.cores, number(gain.naive_ms[SERIAL]), number(gain.ms), number(gain.bound_ms)),
             *(f"{gain.of_serial:.1%}", f"{gain.of_best:.1%}"),
         ]
