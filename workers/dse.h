@@ -277,9 +277,18 @@ static inline int64_t aspen_dse_turn_ns(const struct aspen_dse *d) {
   return ASPEN_LENT * (int64_t)(ns ? ns : 1000000);
 }
 
+/* What priorities cost, since the last look: time in which nothing ran so that a higher class need not wait, and time that it has waited. */
+static inline void aspen_dse_count_classes(struct aspen_dse *d, uint64_t now) {
+  struct aspen_worker *me = aspen_me(&d->s);
+  if (!d->shared_at) return;
+  if (d->gap == ASPEN_GAP_HOLDS) aspen_stat_add(&me->held_ticks, now - d->shared_at);
+  else if (d->owes < 0) aspen_stat_add(&me->lent_ticks, now - d->shared_at);
+}
+
 /* Divides the time since the last look between the highest class and those below (docs/protocol/pool.md, "Classes"). Is it their turn? */
 static inline int aspen_dse_owes(struct aspen_dse *d, uint64_t now) {
   const int64_t most = aspen_dse_turn_ns(d);
+  aspen_dse_count_classes(d, now);
   if (d->shared_at) d->owed_ns += d->owes * (int64_t)aspen_dse_ns(d, now - d->shared_at);
   else d->owed_ns = -most;
   if (d->owed_ns > most) d->owed_ns = most;
@@ -294,6 +303,7 @@ static inline int aspen_dse_classes(struct aspen_dse *d) {
   d->highest = running ? aspen_running_first(running) : 0;
   d->s.user.before = 0;
   if (!aspen_running_below(running, d->highest)) {
+    if (d->shared_at) aspen_dse_count_classes(d, aspen_ticks());
     d->gap = ASPEN_GAP_NONE;
     d->shared_at = 0;
     return 0;

@@ -41,7 +41,9 @@ class Histogram(Document):
 class Worker(Document):
     """A worker. `process`: its state as a process; `state`: in the control table. `current`: request and tile that it executes, by number;
     `model` and `op`: the same by name. `busy_s`: in tiles and in scheduling; `overhead`: the share of scheduling in that. `shared`: another
-    worker is on the same CPU. Counters are since the worker started; those from `row` on are absent until it has."""
+    worker is on the same CPU. Counters are since the worker started; those from `row` on are absent until it has. `held_ns`: it took no
+    tiles of lower classes, for the sake of a higher one; `lent_ns`: it executed tiles of lower classes although a higher one may have had
+    some, as their share."""
 
     id: int
     pid: int
@@ -72,6 +74,8 @@ class Worker(Document):
     schedule_ns: int | UnsetType = UNSET
     search_ns: int | UnsetType = UNSET
     sleep_ns: int | UnsetType = UNSET
+    held_ns: int | UnsetType = UNSET
+    lent_ns: int | UnsetType = UNSET
     parks: int | UnsetType = UNSET
     opaque: int | UnsetType = UNSET
     claims: int | UnsetType = UNSET
@@ -288,6 +292,8 @@ class Activity(Document):
     overhead: float
     tiles_per_s: float
     steals_per_s: float
+    held: float
+    lent: float
 
 
 class ModelLook(Document):

@@ -117,12 +117,15 @@ def _workers(runtime: Runtime, as_json: bool) -> None:
 
 
 def _show_workers(workers: list[dict[str, Any]]) -> None:
-    keys = ("id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s", "overhead")
-    written = {"busy_s": "{:.2f}", "overhead": "{:.2%}"}
+    keys = ["id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s", "overhead"]
+    if any(w.get("held_ns") or w.get("lent_ns") for w in workers):  # requests of several classes have met
+        keys += ["held_s", "lent_s"]
+        workers = [{**w, "held_s": w.get("held_ns", 0) / 1e9, "lent_s": w.get("lent_ns", 0) / 1e9} for w in workers]
+    written = {"busy_s": "{:.2f}", "overhead": "{:.2%}", "held_s": "{:.3f}", "lent_s": "{:.3f}"}
     rows = [[written.get(k, "{}").format(w[k]) if k in w else "" for k in keys] for w in workers]
     for row, worker in zip(rows, workers, strict=True):
         row[2] += " (shared)" * worker.get("shared", False)
-    output.table("Workers", keys, rows, right=(0, 1, 2, 5, 6, 7, 8))
+    output.table("Workers", keys, rows, right=(0, 1, 2, *range(5, len(keys))))
 
 
 def _show_status(report: dict[str, Any]) -> None:

@@ -65,13 +65,17 @@ class _Lines:
         sys.stdout.flush()
 
 
+_PASSED = ("kernel_ns", "schedule_ns", "tiles", "steals", "held_ns", "lent_ns")
+
+
 def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What happened between two looks at `Runtime.status`, a second. `busy` and `overhead`: shares of the time and of the busy time."""
+    """What happened between two looks at `Runtime.status`, a second. `busy` and `overhead`: shares of the time and of the busy time.
+    `held`, `lent`: shares of the time, as of a worker's `held_ns` and `lent_ns`."""
     then = {(w["id"], w["pid"]): w for w in before["workers"]}
     workers = []
     for worker in now["workers"]:
         old = then.get((worker["id"], worker["pid"]), {})
-        passed = {key: worker.get(key, 0) - old.get(key, 0) for key in ("kernel_ns", "schedule_ns", "tiles", "steals")}
+        passed = {key: worker.get(key, 0) - old.get(key, 0) for key in _PASSED}
         busy = passed["kernel_ns"] + passed["schedule_ns"]
         workers.append(
             {
@@ -83,6 +87,8 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
                 "overhead": passed["schedule_ns"] / busy if busy else 0.0,
                 "tiles_per_s": passed["tiles"] / seconds,
                 "steals_per_s": passed["steals"] / seconds,
+                "held": min(1.0, passed["held_ns"] / 1e9 / seconds),
+                "lent": min(1.0, passed["lent_ns"] / 1e9 / seconds),
             }
         )
     scheduler = now["scheduler"]
@@ -164,8 +170,9 @@ def _screen(found: dict[str, Any], width: int = WIDE) -> RenderableType:
     wide = width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = {"worker": "right", "cpu": "right", "class": "left", "state": "left", "busy": "right", "": "left", "overhead": "right"}
-    columns |= {"tiles/s": "right", "steals/s": "right", "queued": "right", "tile [request:tile]": "left"}
-    shown = [wide or column not in ("class", "", "overhead") for column in columns]
+    columns |= {"tiles/s": "right", "steals/s": "right", "held": "right", "lent": "right", "queued": "right", "tile [request:tile]": "left"}
+    several = any(worker["held"] or worker["lent"] for worker in found["workers"])  # classes met
+    shown = [several if column in ("held", "lent") else wide or column not in ("class", "", "overhead") for column in columns]
     for (column, side), show in zip(columns.items(), shown, strict=True):
         if show:
             last = column.startswith("tile [")  # what is cut where there is too little room
@@ -180,6 +187,7 @@ def _screen(found: dict[str, Any], width: int = WIDE) -> RenderableType:
         cells = (
             *(str(worker["id"]), cpu, worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
             *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
+            *(f"{worker['held']:.1%}", f"{worker['lent']:.1%}"),
             *(str(worker["queued"] or ""), Text(at, no_wrap=True, overflow="ellipsis")),
         )
         table.add_row(*(cell for cell, show in zip(cells, shown, strict=True) if show))

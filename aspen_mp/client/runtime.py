@@ -372,6 +372,8 @@ class Runtime:
 
         - `busy_s` is wall time in kernels and in scheduling, in seconds.
         - `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` are nanoseconds since the worker joined.
+        - `held_ns` is the part of the last two for which it took no tiles of lower classes, for the sake of a higher one. `lent_ns` is time
+          in tiles of lower classes that went before those of a higher one, as their share.
         - `overhead` is the share of scheduling in `busy_s`.
         - `pace` is the time that kernels take on its core, divided by the time that plans expect. It is None until it is known.
 

@@ -81,6 +81,11 @@ def _workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     labels = ("worker", "cpu", "core_class")
     seconds = CounterMetricFamily("aspen_mp_worker_seconds", "Time of a worker, by what it did.", labels=[*labels, "activity"])
     requests = CounterMetricFamily("aspen_mp_worker_requests", "Requests that a worker ended, by how.", labels=[*labels, "outcome"])
+    classes = {
+        "held": "Time in which a worker took no tiles of lower classes, for the sake of a higher one.",
+        "lent": "Time in tiles of lower classes that went before those of a higher one, as their share.",
+    }
+    costs = {key: CounterMetricFamily(f"aspen_mp_worker_{key}_seconds", text, labels=labels) for key, text in classes.items()}
     counts = {
         "tiles": "Tiles executed.",
         "steals": "Tiles taken from other workers' queues.",
@@ -100,8 +105,10 @@ def _workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             requests.add_metric([*who, outcome], max(0, value))
         for key, family in of.items():
             family.add_metric(who, worker.get(key, 0))
+        for key, family in costs.items():
+            family.add_metric(who, worker.get(f"{key}_ns", 0) / 1e9)
     yield _labelled(GaugeMetricFamily, "workers", "Worker processes, by state.", "state", states)
-    yield from (seconds, requests, *of.values())
+    yield from (seconds, requests, *costs.values(), *of.values())
 
 
 def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

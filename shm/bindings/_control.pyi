@@ -127,7 +127,7 @@ class ControlTable:
         """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
         "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults, failed,
         cancelled, queued (ready tiles in its row now), and how long it was in kernels, scheduling, searching and sleeping: kernel_ns,
-        schedule_ns, search_ns, sleep_ns."""
+        schedule_ns, search_ns, sleep_ns; of these held_ns for the sake of a higher class, and lent_ns to lower ones."""
     def paces(self) -> list[tuple[int, int, int | None, int, int]]:
         """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
     def all_attached(self, seq: int | None = None) -> bool:

@@ -39,7 +39,7 @@ cdef extern from "table.h" nogil:
         uint32_t sleepers, spinners
     struct aspen_worker:
         uint32_t pid, cpu, core_class, cache, node, state, command, pace, parked, attached, idle
-        uint64_t start_time, current, heartbeat, paced_ns, expected_ns
+        uint64_t start_time, current, heartbeat, paced_ns, expected_ns, held_ticks, lent_ticks
         uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
         uint32_t lock, open
@@ -480,7 +480,8 @@ cdef class ControlTable:
                 "current": (ASPEN_ITEM_INSTANCE(current), ASPEN_ITEM_TILE(current)) if current else None,
                 "tiles": aspen_stat_load(&w.tiles), "steals": aspen_stat_load(&w.steals), "pushes": aspen_stat_load(&w.pushes),
                 "follows": aspen_stat_load(&w.follows), "kernel_ns": self._ns(&w.kernel_ticks), "schedule_ns": self._ns(&w.schedule_ticks),
-                "search_ns": self._ns(&w.search_ticks), "sleep_ns": self._ns(&w.sleep_ticks), "parks": aspen_stat_load(&w.parks),
+                "search_ns": self._ns(&w.search_ticks), "sleep_ns": self._ns(&w.sleep_ticks),
+                "held_ns": self._ns(&w.held_ticks), "lent_ns": self._ns(&w.lent_ticks), "parks": aspen_stat_load(&w.parks),
                 "opaque": aspen_stat_load(&w.opaque), "claims": aspen_stat_load(&w.claims), "ends": aspen_stat_load(&w.ends),
                 "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
                 "failed": aspen_stat_load(&w.failed), "cancelled": aspen_stat_load(&w.cancelled),

@@ -244,9 +244,10 @@ struct aspen_worker {
   uint32_t attached;   /* worker: the attach_seq whose segments it has all mapped */
   uint32_t idle;       /* DSE: 0 busy, 1 looking for work, 2 parked */
   uint32_t reserved2;
-  uint64_t held;       /* DSE: gaps of a higher class in which it held tiles of lower ones back */
-  uint64_t lent;       /* DSE: tiles of lower classes that went before those of a higher one, as their share */
-  uint64_t reserved3[2];
+  uint64_t held;       /* DSE: gaps of a higher class in which it held tiles of lower ones back … */
+  uint64_t lent;       /* DSE: tiles of lower classes that went before those of a higher one, as their share … */
+  uint64_t held_ticks; /* … and how long it did so */
+  uint64_t lent_ticks; /* … and how long they took. Both are part of the four durations below */
   /* line 2 and 3: statistics. DSE; monotone since the worker joined. Line 2 is what most tiles touch.
    * The four durations are in ticks of aspen_ticks() (signals.tick_ns_q32 converts), each added to when a stretch of its kind ends. What is
    * missing in their sum is time in Python between two runs of the loop (mapping segments) and time that recovery held the worker. */
