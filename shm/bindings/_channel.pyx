@@ -34,6 +34,8 @@ cdef extern from "submit.h" nogil:
     uint32_t ASPEN_SLOT_STATE(uint32_t)
     uint32_t ASPEN_SLOT_SEQUENCE(uint32_t)
     uint32_t aspen_submit(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *)
+    uint64_t aspen_hopeless(aspen_client_segment *, const aspen_request *)
+    uint32_t aspen_decline(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *, uint64_t)
     void aspen_cancel(aspen_client_segment *, aspen_doorbell *, uint32_t, uint32_t)
     void aspen_watch_slot(aspen_slot *, uint64_t)
     int aspen_wait_slot(aspen_slot *, uint32_t, uint64_t)
@@ -140,7 +142,14 @@ cdef class ClientChannel:
             slot = self._free.pop()
         except IndexError:
             return -1
-        cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
+        cdef uint32_t sequence
+        cdef uint64_t takes = 0
+        if r.span_ns > 1:  # else it has passed: that is what the answer is to say
+            takes = aspen_hopeless(self.c, &r)
+        if takes:
+            sequence = aspen_decline(self.c, self.bell, slot, &r, takes)
+        else:
+            sequence = aspen_submit(self.c, self.bell, slot, &r)
         ticket = sequence * ASPEN_SLOTS + slot
         if taken is not None:
             taken.append(ticket)

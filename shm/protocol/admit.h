@@ -1,21 +1,21 @@
 /* Whether a deadline can be met (docs/protocol/deadlines.md, "Admission"). All under the claim lock. */
 #ifndef ASPEN_ADMIT_H
 #define ASPEN_ADMIT_H
-#include "fluid.h"
+#include "outlook.h"
 #include "turns.h"
 
-#define ASPEN_MOST_SPAN_NS (24 * 3600 * (uint64_t)1000000000) /* a later deadline counts as this one */
-#define ASPEN_TIMED_PART 0.95 /* of core time, at most, for requests with deadlines; so the others of their class always get on … */
-#define ASPEN_TIMED_BURST_NS 2e9 /* … after so much of all cores' time, … */
-#define ASPEN_TIMED_AHEAD_NS 1e10 /* … and what will have flowed in until the deadline, or so far ahead */
+#define ASPEN_ASKED_NS 1e9    /* what a client has asked for fades in this time */
 #define ASPEN_UNKNOWN_NS 1e6  /* a request of which nothing is known is expected to take so much core time */
 #define ASPEN_FIRST_WIDTH 0.87 /* share of all cores that a request is expected to use before any has run alone */
 #define ASPEN_FIRST_STRETCH 1.1
 #define ASPEN_MOST_STRETCH 16.0
 #define ASPEN_CAUTION_ONE 65536.0
-#define ASPEN_CAUTION_MORE 1.05   /* for each admitted request that was late … */
-#define ASPEN_CAUTION_LESS 0.9995 /* … and for each other one: at rest where one of a hundred is late */
+#define ASPEN_CAUTION_MORE 1.08   /* for each admitted request that was late … */
+#define ASPEN_CAUTION_LESS 0.9997 /* … and for each other one: at rest where one of 250 is late */
 #define ASPEN_MOST_CAUTION 8.0
+#define ASPEN_FADES 0.05 /* of all that was learned of predictions, with a refusal while nothing is admitted, … */
+#define ASPEN_FADE_NS 100000000 /* … so often at most */
+#define ASPEN_TELL_NS 2000000 /* so long, at most, clients are left alone with what they were told, as long as a DSE comes by */
 #define ASPEN_SAMPLE 256      /* tiles, at most, that say how far a request is */
 
 /* What all workers compute in a nanosecond, in nanoseconds that plans expect. */
@@ -33,9 +33,22 @@ static inline double aspen_caution(const struct aspen_turns *t) {
   return caution < 1 ? 1 : caution > ASPEN_MOST_CAUTION ? ASPEN_MOST_CAUTION : caution;
 }
 
-/* Refusals count as well: where nothing is admitted any more, nothing else would make it less. */
 static inline void aspen_learn_caution(struct aspen_turns *t, int late) {
   aspen_stat_store(&t->caution, (uint32_t)(aspen_caution(t) * (late ? ASPEN_CAUTION_MORE : ASPEN_CAUTION_LESS) * ASPEN_CAUTION_ONE));
+}
+
+/* A refusal. While nothing is admitted, nothing else would tell that times are better now: so what was learned fades. While something is, refusals teach nothing:
+ * admitted requests would be late. */
+static inline void aspen_learn_refusal(struct aspen_turns *t, uint64_t now) {
+  uint32_t mean = aspen_stat_load(&t->stretch), deviation = aspen_stat_load(&t->deviation);
+  for (uint32_t k = 0; k < t->n_active; k++)
+    if (t->active[k].deadline_ns) return;
+  if (now - t->faded_ns < ASPEN_FADE_NS) return;
+  t->faded_ns = now;
+  double caution = aspen_caution(t);
+  aspen_stat_store(&t->caution, (uint32_t)((caution - (caution - 1) * ASPEN_FADES) * ASPEN_CAUTION_ONE));
+  if (mean > 1024) aspen_stat_store(&t->stretch, mean - (uint32_t)((mean - 1024) * ASPEN_FADES));
+  aspen_stat_store(&t->deviation, deviation - (uint32_t)(deviation * ASPEN_FADES));
 }
 
 /* How much longer requests take than predicted, by those that were admitted: the mean, and twice the deviation; and more where they are late. */
@@ -77,97 +90,106 @@ static inline struct aspen_fluid aspen_demand(const struct aspen_station *s, uin
   return f;
 }
 
-/* The requests of the simulation: all that run, those with deadlines that wait, and a candidate. Returns how many. */
-static inline uint32_t aspen_rivals(const struct aspen_station *s, const struct aspen_fluid *candidate, double capacity, struct aspen_fluid *out) {
+/* ------------------------------------------------------------------------------------------------ parts of clients */
+
+/* Core time for a nanosecond that a client has asked for lately, with deadlines. */
+static inline double aspen_asked(const struct aspen_turns *t, uint32_t client, uint64_t now) {
+  const struct aspen_asker *a = &t->asker[client % ASPEN_MAX_CLIENTS];
+  double age = now > a->at_ns ? (double)(now - a->at_ns) : 0;
+  return age < ASPEN_ASKED_NS ? (double)a->work_ns * (1 - age / ASPEN_ASKED_NS) / ASPEN_ASKED_NS : 0;
+}
+
+static inline void aspen_add_asked(struct aspen_turns *t, uint32_t client, double work, uint64_t now) {
+  struct aspen_asker *a = &t->asker[client % ASPEN_MAX_CLIENTS];
+  double all = aspen_asked(t, client, now) * ASPEN_ASKED_NS + work;
+  aspen_stat_store(&a->work_ns, (uint64_t)(all < 1e18 ? all : 1e18));
+  aspen_stat_store(&a->at_ns, now);
+}
+
+/* A client has submitted a request with a deadline: from now on it is told the outlook, and what requests of this plan take. */
+static inline void aspen_note_asked(struct aspen_station *s, uint32_t client, uint32_t plan, double work, uint64_t now) {
+  struct aspen_turns *t = &s->control->turns;
+  client %= ASPEN_MAX_CLIENTS;
+  aspen_stat_store(&t->asking[client / 64], t->asking[client / 64] | (uint64_t)1 << (client % 64));
+  t->demand[client][plan % ASPEN_DEMANDS] = (uint16_t)plan;
+  aspen_add_asked(t, client, work, now);
+}
+
+/* The part of core time that may be promised to a client: all, unless clients ask for more than there is, and this one for more than its fair part. Who asks for
+ * less than that gets what it asks for; the others share what is left. */
+static inline double aspen_part(const struct aspen_station *s, uint32_t client, double capacity, uint64_t now) {
   const struct aspen_turns *t = &s->control->turns;
-  uint32_t n = 0;
+  double asked[ASPEN_MAX_CLIENTS], own = aspen_asked(t, client, now), left = capacity, level = capacity;
+  uint32_t n = 0, before = 0;
+  for (uint32_t w = 0; w < ASPEN_MAX_CLIENTS / 64; w++)
+    for (uint64_t bits = t->asking[w]; bits; bits &= bits - 1) asked[n++] = aspen_asked(t, w * 64 + (uint32_t)__builtin_ctzll(bits), now);
+  while (n && n != before) { /* those below the level are content */
+    before = n;
+    level = left / n;
+    for (uint32_t k = 0; k < n;)
+      if (asked[k] < level) left -= asked[k], asked[k] = asked[--n];
+      else k++;
+  }
+  return n && own >= level && level < capacity ? level / capacity : 1;
+}
+
+/* ------------------------------------------------------------------------------------------------ admission */
+
+/* All that runs, and what is admitted and waits, as a claim for a client sees it. Marks are places in `active`. */
+static inline void aspen_scene(struct aspen_station *s, uint32_t client, uint64_t now, struct aspen_scene *out) {
+  struct aspen_turns *t = &s->control->turns;
+  out->capacity = aspen_capacity(s);
+  out->stretch = aspen_stretch(t);
+  out->part = aspen_part(s, client, out->capacity, now);
+  out->spent = aspen_refilled((double)t->spent_ns, out->capacity, (double)(now > t->refilled_ns ? now - t->refilled_ns : 0));
+  out->n = 0;
   for (uint32_t k = 0; k < t->n_active; k++) {
     const struct aspen_active *a = &t->active[k];
     if (!a->instance && !a->deadline_ns) continue;
-    out[n] = aspen_demand(s, a->plan % ASPEN_MAX_PLANS, capacity);
-    out[n].order = a->order;
-    out[n].holds = a->instance != 0;
-    out[n].mark = k;
-    if (a->instance) out[n].work *= aspen_left(s, a->instance);
-    n++;
+    struct aspen_fluid *f = &out->f[out->n++];
+    *f = aspen_demand(s, a->plan % ASPEN_MAX_PLANS, out->capacity);
+    f->order = a->order;
+    f->deadline_ns = a->deadline_ns;
+    f->holds = a->instance != 0;
+    f->own = a->client == client;
+    f->mark = k;
+    if (a->instance) f->work *= aspen_left(s, a->instance);
   }
-  if (candidate) out[n++] = *candidate;
-  return n;
-}
-
-/* How many deadlines of admitted requests of a class are broken by what was simulated; of the candidate, how long it takes. */
-static inline uint32_t aspen_broken(const struct aspen_station *s, const struct aspen_fluid *f, uint32_t n, uint32_t class_, uint64_t now, double stretch,
-                                    double *takes) {
-  uint32_t broken = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    double ends = f[k].ends * stretch;
-    if (f[k].mark == ASPEN_NONE) *takes = ends;
-    else if (aspen_order_class(f[k].order) == class_) {
-      uint64_t deadline = s->control->turns.active[f[k].mark].deadline_ns;
-      broken += deadline && (deadline < now || ends > (double)(deadline - now));
-    }
-  }
-  return broken;
 }
 
 /* The simulation is what is expected from now on. */
-static inline void aspen_note_expected(struct aspen_station *s, const struct aspen_fluid *f, uint32_t n, uint64_t now) {
-  for (uint32_t k = 0; k < n; k++) {
-    if (f[k].mark == ASPEN_NONE || f[k].ends >= ASPEN_NEVER) continue;
-    struct aspen_active *a = &s->control->turns.active[f[k].mark];
-    a->expected_ns = now + (uint64_t)f[k].ends;
+static inline void aspen_note_expected(struct aspen_station *s, const struct aspen_play *p, uint64_t now) {
+  for (uint32_t k = 0; k < p->n; k++) {
+    if (p->f[k].mark == ASPEN_NONE || p->f[k].ends >= ASPEN_NEVER) continue;
+    struct aspen_active *a = &s->control->turns.active[p->f[k].mark];
+    a->expected_ns = now + (uint64_t)p->f[k].ends;
     if (a->instance && a->deadline_ns) aspen_stat_store(&s->control->instance[a->instance % ASPEN_MAX_INSTANCES].expected_ns, a->expected_ns);
   }
-}
-
-/* Core time for requests with deadlines flows in at ASPEN_TIMED_PART of what there is. Returns how long until `work` of it is there, ns; with `spend` it is
- * spent now. */
-static inline double aspen_spend(struct aspen_turns *t, uint64_t now, double capacity, double work, int spend) {
-  double rate = ASPEN_TIMED_PART * capacity, most = ASPEN_TIMED_BURST_NS * capacity;
-  double spent = (double)t->spent_ns - (double)(now > t->refilled_ns ? now - t->refilled_ns : 0) * rate;
-  if (!(spent > 0)) spent = 0;
-  if (!spend) return spent > 0 && spent + work > most ? (spent + work - most) / rate : 0;
-  t->refilled_ns = now;
-  t->spent_ns = (uint64_t)(spent + work < 1e18 ? spent + work : 1e18);
-  return 0;
 }
 
 /* How long a new candidate takes from now on; 0: it meets its deadline, breaks no other, and counts as admitted. */
 static inline double aspen_simulate(struct aspen_station *s, const struct aspen_candidate *r, uint64_t now) {
   struct aspen_turns *t = &s->control->turns;
-  struct aspen_fluid f[ASPEN_ACTIVE + 1];
-  double rate[ASPEN_ACTIVE + 1];
-  double capacity = aspen_capacity(s), stretch = aspen_stretch(t), takes = 0, alone = 0, span = (double)(r->deadline_ns - now);
-  struct aspen_fluid one = aspen_demand(s, r->plan, capacity);
-  one.order = aspen_place(r) | ASPEN_ORDER_TIES;
-  one.mark = ASPEN_NONE;
+  struct aspen_scene scene;
+  struct aspen_play play;
   aspen_active_prune(s);
   if (t->n_active >= ASPEN_ACTIVE) return ASPEN_NEVER;
-  uint32_t n = aspen_rivals(s, &one, capacity, f);
-  aspen_fluid_run(f, n, capacity, rate);
-  uint32_t broken = aspen_broken(s, f, n, r->class_, now, stretch, &takes);
-  if (takes > span) return takes;
-  double wait = aspen_spend(t, now, capacity, one.work, 0);
-  if (wait > span || wait > ASPEN_TIMED_AHEAD_NS) return wait + takes > span ? wait + takes : span + 1;
-  if (broken) {
-    uint32_t others = aspen_rivals(s, NULL, capacity, f);
-    aspen_fluid_run(f, others, capacity, rate);
-    if (aspen_broken(s, f, others, r->class_, now, stretch, &alone) < broken) { /* after all of them, then */
-      one.order = aspen_order(r->class_, 0, ASPEN_ORDER_KEY);
-      n = aspen_rivals(s, &one, capacity, f);
-      aspen_fluid_run(f, n, capacity, rate);
-      aspen_broken(s, f, n, r->class_, now, stretch, &takes);
-      return takes > span ? takes : span + 1;
-    }
-    n = aspen_rivals(s, &one, capacity, f);
-    aspen_fluid_run(f, n, capacity, rate);
-  }
-  aspen_note_expected(s, f, n, now);
-  aspen_spend(t, now, capacity, one.work, 1);
+  struct aspen_fluid one = aspen_demand(s, r->plan, aspen_capacity(s));
+  one.order = aspen_place(r) | ASPEN_ORDER_TIES;
+  one.deadline_ns = r->deadline_ns;
+  one.own = 1;
+  one.mark = ASPEN_NONE;
+  aspen_note_asked(s, r->client, r->plan, one.work, now);
+  aspen_scene(s, r->client, now, &scene);
+  double takes = aspen_judge(&scene, &one, now, &play);
+  if (takes > 0) return takes;
+  aspen_note_expected(s, &play, now);
+  t->refilled_ns = now;
+  t->spent_ns = (uint64_t)(scene.spent + one.work < 1e18 ? scene.spent + one.work : 1e18);
   struct aspen_active a = {.order = aspen_place(r), .deadline_ns = r->deadline_ns, .admitted_ns = now, .client = r->client, .slot = r->slot,
                            .sequence = ASPEN_SLOT_SEQUENCE(r->word), .plan = r->plan};
-  for (uint32_t k = 0; k < n; k++)
-    if (f[k].mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)f[k].ends;
+  for (uint32_t k = 0; k < play.n; k++)
+    if (play.f[k].mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)play.f[k].ends;
   aspen_active_add(t, &a);
   return 0;
 }
@@ -222,7 +244,7 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
   if (!r->runs_on) {
     *predicted_ns = now - from + (uint64_t)(takes < 1e18 ? takes : 1e18);
     aspen_stat_add(&plan->refused, 1);
-    aspen_learn_caution(t, 0);
+    if (takes <= aspen_stretch(t) * (double)(r->deadline_ns - now)) aspen_learn_refusal(t, now); /* it was refused because of what was learned */
     return ASPEN_E_TOO_LATE;
   }
   r->deadline_ns = 0;
@@ -230,6 +252,79 @@ static inline uint32_t aspen_admit(struct aspen_station *s, struct aspen_candida
   aspen_active_add(t, &a);
   return ASPEN_E_OK;
 }
+
+/* ------------------------------------------------------------------------------------------------ what clients are told */
+
+/* What requests of a client's plans take, and how many of them it has refused itself since the last look: that counts as if a DSE had. */
+static inline void aspen_tell_demands(struct aspen_station *s, struct aspen_client_segment *c, uint32_t client, uint64_t now, struct aspen_outlook *o) {
+  struct aspen_turns *t = &s->control->turns;
+  for (uint32_t k = 0; k < ASPEN_DEMANDS; k++) {
+    uint32_t id = t->demand[client][k] % ASPEN_MAX_PLANS;
+    struct aspen_plan *plan = &s->control->plan[id];
+    if (!id || aspen_load_seq(&plan->state) != ASPEN_PLAN_LIVE) continue;
+    struct aspen_fluid f = aspen_demand(s, id, o->capacity);
+    o->demand[o->n_demands++] = (struct aspen_demand){.plan = id, .generation = plan->generation, .limit = f.limit, .work = f.work, .most = f.most};
+    if (!aspen_load_relaxed(&c->declined[k])) continue;
+    uint32_t declined = aspen_swap_seq(&c->declined[k], 0);
+    if (declined > ASPEN_SLOTS) declined = ASPEN_SLOTS; /* a client may say anything */
+    aspen_stat_add(&plan->refused, declined);
+    aspen_add_asked(t, client, f.work * declined, now);
+    aspen_learn_refusal(t, now);
+  }
+}
+
+static inline void aspen_tell_client(struct aspen_station *s, struct aspen_client_segment *c, uint32_t client, uint64_t now, struct aspen_scene *scene) {
+  struct aspen_turns *t = &s->control->turns;
+  struct aspen_outlook o = {.at_ns = now, .capacity = scene->capacity, .stretch = scene->stretch, .spent = scene->spent};
+  uint32_t mean = aspen_stat_load(&t->stretch);
+  o.pace = mean > 1024 ? mean / 1024.0 : 1;
+  o.n = scene->n <= ASPEN_OUTLOOK ? scene->n : ASPEN_NONE;
+  aspen_tell_demands(s, c, client, now, &o);
+  o.part = aspen_part(s, client, scene->capacity, now);
+  for (uint32_t k = 0; k < scene->n && o.n != ASPEN_NONE; k++) {
+    const struct aspen_fluid *f = &scene->f[k];
+    o.rival[k] = (struct aspen_rival){.order = f->order, .deadline_ns = f->deadline_ns, .work = f->work, .most = f->most, .plan = f->plan, .limit = f->limit,
+                                      .holds = f->holds, .own = t->active[f->mark].client == client};
+  }
+  aspen_show_outlook(c, &o);
+}
+
+/* Has work gone on for a while since clients were told how much is left? */
+static inline int aspen_tell_due(const struct aspen_station *s) {
+  const struct aspen_turns *t = &s->control->turns;
+  uint64_t asking = 0;
+  for (uint32_t w = 0; w < ASPEN_MAX_CLIENTS / 64; w++) asking |= aspen_stat_load(&t->asking[w]);
+  if (!asking || !aspen_load_relaxed(&s->control->claim.running)) return 0;
+  uint64_t now = aspen_now_ns(), told = aspen_stat_load(&t->told_ns);
+  return now > told && now - told > ASPEN_TELL_NS;
+}
+
+/* At the end of a claim: what has changed is told to clients that ask. */
+static inline void aspen_tell(struct aspen_station *s) {
+  struct aspen_turns *t = &s->control->turns;
+  struct aspen_scene scene;
+  uint64_t now = 0;
+  for (uint32_t w = 0; w < ASPEN_MAX_CLIENTS / 64; w++)
+    for (uint64_t bits = t->asking[w]; bits; bits &= bits - 1) {
+      uint32_t client = w * 64 + (uint32_t)__builtin_ctzll(bits);
+      struct aspen_client_segment *c = aspen_client_mapped(s, client);
+      if (!now) {
+        now = aspen_now_ns() | 1;
+        aspen_stat_store(&t->told_ns, now);
+        aspen_active_prune(s);
+        aspen_scene(s, client, now, &scene);
+      }
+      uint64_t asked = c ? aspen_stat_load(&c->asked_ns) : 0;
+      if (!c || aspen_load_seq(&s->control->client[client].state) != ASPEN_CLIENT_LIVE || !asked || (asked < now && now - asked > ASPEN_ASKING_NS)) {
+        aspen_stat_store(&t->asking[w], t->asking[w] & ~(bits & -bits));
+        memset(t->demand[client], 0, sizeof t->demand[client]);
+        continue;
+      }
+      aspen_tell_client(s, c, client, now, &scene);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ what is learned */
 
 /* A request that ran alone has ended. */
 static inline void aspen_note_alone(const struct aspen_station *s, const struct aspen_instance *i, uint64_t ran_ns) {

@@ -8,6 +8,7 @@
  *             (docs/protocol/doorbell.md, "Park")
  *   guarded   plain accesses to words that only the holder of a lock touches; named so that the model checker sees them
  *   stat      words that one process writes and that decide nothing (statistics, heartbeat)
+ *   show, see many words that one process writes while others read them: a counter before and after them says whether what was read is whole
  * Store-then-load order always comes from seq operations on the words themselves, never from stand-alone fences: those are invisible to
  * ThreadSanitizer, and on x86 a seq store (xchg) costs what a fence would.
  *
@@ -110,6 +111,16 @@ static inline void aspen_cpu_relax(void) { aspen_mc_spin(); }
 static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
 
 #endif
+
+/* Words that one process writes while others read them. Releases: they come after the counter that was stored before them. */
+static inline void aspen_show_words(void *to, const void *from, size_t bytes) {
+  for (size_t k = 0; k < bytes / 8; k++) aspen_store_release(&((uint64_t *)to)[k], ((const uint64_t *)from)[k]);
+}
+
+/* Acquires: they come before the counter that is loaded after them. */
+static inline void aspen_see_words(void *to, const void *from, size_t bytes) {
+  for (size_t k = 0; k < bytes / 8; k++) ((uint64_t *)to)[k] = aspen_load_acquire(&((const uint64_t *)from)[k]);
+}
 
 /* Single-writer words that decide nothing. The model checker does without counts: no two of its states would be the same. */
 #define aspen_stat_load(p) (ASPEN_POINT_ __atomic_load_n((p), __ATOMIC_RELAXED))

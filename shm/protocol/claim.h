@@ -19,7 +19,7 @@ static inline void aspen_collect(struct aspen_station *s) {
     if (bits) aspen_or_seq(&claim->waiting[w], bits);
     any |= bits;
   }
-  if (any) aspen_add_seq(&claim->wanted, 1);
+  if (any || aspen_tell_due(s)) aspen_add_seq(&claim->wanted, 1);
 }
 
 /* A look is due and nobody is at it. */
@@ -281,7 +281,10 @@ static inline int aspen_claim_scan(struct aspen_station *s) {
         int r = aspen_scan_client(s, w * 64 + (uint32_t)__builtin_ctzll(bits), &choice);
         if (r) return r;
       }
-    if (!choice.instance) return ASPEN_OK;
+    if (!choice.instance) {
+      aspen_tell(s);
+      return ASPEN_OK;
+    }
     if (aspen_load_relaxed(&s->control->signals.epoch) != s->user.epoch) return ASPEN_EPOCH; /* I8 */
     claim->turn = choice.candidate.client + 1;
     int r = aspen_start(s, choice.client, &choice.candidate, choice.instance);

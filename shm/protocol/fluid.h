@@ -14,7 +14,9 @@ struct aspen_fluid {
   uint32_t plan;
   uint32_t limit; /* requests of the plan that run at a time: its instances */
   uint32_t holds; /* it has an instance */
-  uint32_t mark;  /* the caller's */
+  uint32_t mark;  /* the caller's, as the next two */
+  uint32_t own;
+  uint64_t deadline_ns;
   double ends;    /* from now on; ASPEN_NEVER: it does not. By aspen_fluid_run */
 };
 
@@ -36,8 +38,8 @@ static inline int aspen_fluid_holds(struct aspen_fluid *r, uint32_t n, uint32_t 
   return (int)r[at].holds;
 }
 
-/* Until the first request ends with the cores as they are shared now. Returns 0 if none does. `rate`: room for n numbers. */
-static inline int aspen_fluid_step(struct aspen_fluid *r, uint32_t n, double cores, double *now, double *rate) {
+/* Until the first request ends with the cores as they are shared now, or for `longest`. Returns 0 if nothing runs. `rate`: room for n numbers. */
+static inline int aspen_fluid_step(struct aspen_fluid *r, uint32_t n, double cores, double longest, double *now, double *rate) {
   double step = ASPEN_NEVER;
   for (uint32_t k = 0; k < n; k++) {
     rate[k] = 0;
@@ -47,6 +49,7 @@ static inline int aspen_fluid_step(struct aspen_fluid *r, uint32_t n, double cor
     if (r[k].work / rate[k] < step) step = r[k].work / rate[k];
   }
   if (step >= ASPEN_NEVER) return 0;
+  if (step > longest) step = longest;
   *now += step;
   for (uint32_t k = 0; k < n; k++) {
     if (!(rate[k] > 0)) continue;
@@ -62,7 +65,20 @@ static inline void aspen_fluid_run(struct aspen_fluid *r, uint32_t n, double cor
   aspen_fluid_sort(r, n);
   for (uint32_t k = 0; k < n; k++) r[k].ends = ASPEN_NEVER;
   for (uint32_t k = 0; k < n; k++)
-    if (!aspen_fluid_step(r, n, cores, &now, rate)) return;
+    if (!aspen_fluid_step(r, n, cores, ASPEN_NEVER, &now, rate)) return;
+}
+
+/* Lets `span` pass. Those that end go. Returns how many are left. */
+static inline uint32_t aspen_fluid_pass(struct aspen_fluid *r, uint32_t n, double cores, double span, double *rate) {
+  double now = 0;
+  uint32_t left = 0;
+  aspen_fluid_sort(r, n);
+  for (uint32_t k = 0; k < n; k++) r[k].ends = ASPEN_NEVER;
+  for (uint32_t k = 0; k <= n && now < span; k++)
+    if (!aspen_fluid_step(r, n, cores, span - now, &now, rate)) break;
+  for (uint32_t k = 0; k < n; k++)
+    if (r[k].ends == ASPEN_NEVER) r[left++] = r[k];
+  return left;
 }
 
 #endif

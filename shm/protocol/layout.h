@@ -25,6 +25,8 @@
 #define ASPEN_FLOWS 4096        /* pairs of client and model whose turns are remembered, by class … */
 #define ASPEN_FLOW_WAYS 8       /* … each in one of so many places */
 #define ASPEN_ACTIVE 512        /* requests that a claim knows of: those that run, and those with a deadline that wait */
+#define ASPEN_OUTLOOK 64        /* requests of others that a client is told of; where there are more it is told nothing */
+#define ASPEN_DEMANDS 32        /* plans of a client of which it is told what their requests take */
 #define ASPEN_DEPTHS 21         /* depth bins: queues a lane */
 #define ASPEN_MAX_PLANS 1024
 #define ASPEN_MAX_INSTANCES 4096
@@ -214,6 +216,38 @@ struct aspen_turns {
   struct aspen_active active[ASPEN_ACTIVE]; /* in no order; those that have ended go when somebody looks */
   uint16_t admitted[ASPEN_MAX_CLIENTS][ASPEN_SLOTS]; /* where in `active` a slot's request waits; whoever looks there compares */
   struct aspen_flow { uint64_t key, finish; } flow[ASPEN_FLOWS]; /* by class, client and model: where its last turn ended. Key 0: nobody's */
+  uint64_t asking[ASPEN_MAX_CLIENTS / 64]; /* clients that have submitted a request with a deadline lately: they are told the outlook. Recovery: all ones */
+  uint64_t told_ns;     /* when they were told last, CLOCK_MONOTONIC */
+  uint64_t faded_ns;    /* when what was learned of predictions faded last, CLOCK_MONOTONIC */
+  uint64_t reserved[ASPEN_LINE / 8 - ASPEN_MAX_CLIENTS / 64 - 2];
+  struct aspen_asker { uint64_t work_ns, at_ns; } asker[ASPEN_MAX_CLIENTS]; /* core time that a client has asked for with deadlines, less with time */
+  uint16_t demand[ASPEN_MAX_CLIENTS][ASPEN_DEMANDS]; /* plan of each of the client's demands, 0: none */
+};
+
+/* A request as admission sees it (docs/protocol/deadlines.md, "Simulation"). */
+struct aspen_rival {
+  uint64_t order;
+  uint64_t deadline_ns; /* CLOCK_MONOTONIC, 0: none that it was promised to meet */
+  double work;          /* core time that is left, ns */
+  double most;          /* cores that it can use */
+  uint32_t plan, limit; /* requests of its plan that run at a time */
+  uint32_t holds;       /* it has an instance */
+  uint32_t own;         /* it is of the client that is told of it */
+};
+
+/* What decides whether a deadline can be met, as far as it does not depend on the request (docs/protocol/deadlines.md, "Outlook"). */
+struct aspen_outlook {
+  uint64_t at_ns;  /* CLOCK_MONOTONIC: the work that is left is that of then */
+  double capacity; /* what all workers compute in a nanosecond, in nanoseconds that plans expect */
+  double stretch;  /* predictions are multiplied by it … */
+  double pace;     /* … and work goes on so much slower than simulated */
+  double spent;    /* of the reserve, ns of core time */
+  double part;     /* of core time that may be promised to this client; 1: all */
+  uint32_t n;      /* rivals, ASPEN_NONE: there are too many */
+  uint32_t n_demands;
+  uint32_t reserved[2];
+  struct aspen_demand { uint32_t plan, generation, limit, reserved; double work, most; } demand[ASPEN_DEMANDS]; /* of its requests, by plan */
+  struct aspen_rival rival[ASPEN_OUTLOOK];
 };
 
 /* `claim.running` has a count for each class, the highest class in the lowest bits: ASPEN_MAX_INSTANCES fit. */
@@ -454,6 +488,12 @@ struct aspen_client_segment {
   uint64_t reserved1[7];
   uint64_t pending[ASPEN_SLOTS / 64]; /* client: set after SUBMITTED; DSE: cleared when it takes the slot */
   uint64_t cancel[ASPEN_SLOTS / 64];  /* client: set to cancel a slot's request; DSE: cleared when seen */
+  uint64_t asked_ns;    /* client: when it wanted to submit a request with a deadline last, CLOCK_MONOTONIC, 0: never … */
+  uint64_t asking_ns;   /* … and since when it has done so again and again; it alone looks at this */
+  uint32_t version;     /* of `outlook`. Claiming DSE: odd while it writes there; 0: it never has */
+  uint32_t reserved2[11];
+  uint32_t declined[ASPEN_DEMANDS]; /* client: ++ for each request that it has refused itself, by plan; claiming DSE: 0 when it has counted them */
+  struct aspen_outlook outlook;     /* claiming DSE; the client reads it between two looks at `version` */
   struct aspen_slot slot[ASPEN_SLOTS];
 };
 
@@ -549,6 +589,8 @@ _Static_assert(sizeof(struct aspen_segment) == 32, "segment");
 _Static_assert(sizeof(struct aspen_plan) == 4 * ASPEN_LINE, "plan");
 _Static_assert(sizeof(struct aspen_instance) == 3 * ASPEN_LINE, "instance");
 _Static_assert(sizeof(struct aspen_active) == ASPEN_LINE, "active");
+_Static_assert(offsetof(struct aspen_outlook, demand) == ASPEN_LINE && sizeof(struct aspen_rival) == 48 && sizeof(struct aspen_demand) == 32, "outlook");
+_Static_assert(ASPEN_MAX_PLANS <= 0x10000, "a plan fits a demand");
 _Static_assert(ASPEN_FLOWS % ASPEN_FLOW_WAYS == 0 && ASPEN_ACTIVE <= 0x10000, "turns");
 _Static_assert(sizeof(struct aspen_client) == ASPEN_LINE + 4 * ASPEN_CLIENT_DATA, "client");
 _Static_assert(sizeof(struct aspen_slot) == 2 * ASPEN_LINE + ASPEN_MESSAGE, "slot");
@@ -579,6 +621,9 @@ ASPEN_LINE_AT(aspen_turns, active);
 ASPEN_LINE_AT(aspen_doorbell, event);
 ASPEN_LINE_AT(aspen_client_segment, completions);
 ASPEN_LINE_AT(aspen_client_segment, pending);
+ASPEN_LINE_AT(aspen_client_segment, asked_ns);
+ASPEN_LINE_AT(aspen_client_segment, declined);
+ASPEN_LINE_AT(aspen_client_segment, outlook);
 ASPEN_LINE_AT(aspen_client_segment, slot);
 ASPEN_LINE_AT(aspen_slot, error);
 ASPEN_LINE_AT(aspen_trace_segment, ring);

@@ -2,6 +2,7 @@
 #ifndef ASPEN_SUBMIT_H
 #define ASPEN_SUBMIT_H
 #include "doorbell.h"
+#include "outlook.h"
 
 struct aspen_request {
   uint32_t plan, generation, data, class_;
@@ -36,6 +37,35 @@ static inline uint32_t aspen_submit(struct aspen_client_segment *c, struct aspen
   aspen_stat_store(&s->submitted_ns, aspen_now_ns());
   aspen_store_release(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_SUBMITTED)); /* after the inputs and the fields */
   aspen_or_seq(&c->pending[slot / 64], (uint64_t)1 << (slot % 64));
+  aspen_ring_as(c, bell);
+  return sequence;
+}
+
+/* How long a request would take that its client need not submit, because it would be refused; 0: it may be admitted. */
+static inline uint64_t aspen_hopeless(struct aspen_client_segment *c, const struct aspen_request *r) {
+  struct aspen_outlook o;
+  uint64_t now = aspen_now_ns();
+  return r->span_ns && aspen_ask(c, &o, now) && !r->runs_on ? aspen_foresee(c, &o, r->plan, r->generation, r->class_, r->span_ns, now) : 0;
+}
+
+/* Answers a request itself that nobody else has seen: it would take `predicted_ns`. DSEs hear of it for their counts. Returns the slot's sequence number. */
+static inline uint32_t aspen_decline(struct aspen_client_segment *c, struct aspen_doorbell *bell, uint32_t slot, const struct aspen_request *r,
+                                     uint64_t predicted_ns) {
+  struct aspen_slot *s = &c->slot[slot];
+  uint32_t sequence = ASPEN_SLOT_SEQUENCE(ASPEN_SLOT_WORD(ASPEN_SLOT_SEQUENCE(aspen_load_relaxed(&s->word)) + 1, 0));
+  uint64_t now = aspen_now_ns();
+  aspen_store_relaxed(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_FILLING));
+  aspen_store_relaxed(&s->error, ASPEN_E_TOO_LATE);
+  aspen_store_relaxed(&s->op, ASPEN_NONE);
+  aspen_store_relaxed(&s->needed, predicted_ns);
+  aspen_store_relaxed(&s->message_bytes, 0);
+  aspen_stat_store(&s->submitted_ns, now);
+  aspen_stat_store(&s->started_ns, 0);
+  aspen_stat_store(&s->finished_ns, now);
+  aspen_store_release(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_DONE));
+  aspen_add_seq(&c->completions, 1);
+  if (aspen_load_seq(&c->waiters)) aspen_futex_wake(&c->completions, INT_MAX); /* a thread that waits for any */
+  aspen_add_seq(&c->declined[r->plan % ASPEN_DEMANDS], 1);
   aspen_ring_as(c, bell);
   return sequence;
 }

@@ -152,6 +152,9 @@ static inline void aspen_recover_turns(struct aspen_control *c) {
   uint64_t least[ASPEN_CLASSES];
   memset(t->flow, 0, sizeof t->flow);
   memset(least, 0xff, sizeof least);
+  memset(t->asking, 0xff, sizeof t->asking); /* until somebody has looked who still asks */
+  memset(t->asker, 0, sizeof t->asker);
+  memset(t->demand, 0, sizeof t->demand);
   t->n_active = t->alone = 0;
   t->spent_ns = t->refilled_ns = 0;
   for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {

@@ -28,7 +28,18 @@ SMALL = {
         "#define ASPEN_MAX_SEGMENTS 8192": "#define ASPEN_MAX_SEGMENTS 16",
         "#define ASPEN_FLOWS 4096": "#define ASPEN_FLOWS 8",
         "#define ASPEN_ACTIVE 512": "#define ASPEN_ACTIVE 4",
+        "#define ASPEN_OUTLOOK 64": "#define ASPEN_OUTLOOK 4",
+        "#define ASPEN_DEMANDS 32": "#define ASPEN_DEMANDS 16",
     },
+    # What is told carries the version in each part, so that the client can see whether the parts belong together.
+    "outlook.h": {
+        "n = o->n <= ASPEN_OUTLOOK ? o->n : 0;\n": "n = o->n <= ASPEN_OUTLOOK ? o->n : 0;\n"
+        "  struct aspen_outlook *stamped = (struct aspen_outlook *)o;\n"
+        "  stamped->reserved[0] = version;\n"
+        "  for (uint32_t k = 0; k < o->n_demands; k++) stamped->demand[k].reserved = version;\n"
+        "  for (uint32_t k = 0; k < n; k++) stamped->rival[k].own = version;\n",
+    },
+    "turns.h": {"memset(t->asking, 0xff, sizeof t->asking);": "t->asking[0] = 2;"},
     # Of the clients that do not exist none is looked for.
     "table.h": {"aspen_or_seq(&c->claim.waiting[w], ~(uint64_t)0)": "aspen_or_seq(&c->claim.waiting[w], w ? 0 : (uint64_t)2)"},
     "recover.h": {

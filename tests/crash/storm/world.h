@@ -322,7 +322,9 @@ static void ask(struct thread *t, uint32_t s) {
   a->drops = q.span_ns && !q.runs_on;
   a->busy = 1;
   a->cancels = 0;
-  a->sequence = aspen_submit(&world->client[t->client], &world->bell, t->number * SLOTS + s, &q);
+  struct aspen_client_segment *c = &world->client[t->client];
+  uint64_t takes = aspen_hopeless(c, &q);
+  a->sequence = takes ? aspen_decline(c, &world->bell, t->number * SLOTS + s, &q, takes) : aspen_submit(c, &world->bell, t->number * SLOTS + s, &q);
 }
 
 static void *ask_for_ever(struct thread *t) {

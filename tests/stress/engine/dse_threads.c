@@ -210,8 +210,8 @@ static void start(uint32_t row) {
 
 /* Keeps SLOTS requests in flight and checks each answer. Client 0 is disturbed by the canceller. */
 static void *submit(void *argument) {
-  uint32_t me = (uint32_t)(uintptr_t)argument, random = seed * 31 + me + 1, cancelled = 0, failed = 0, gone = 0;
-  uint32_t plan_of[SLOTS] = {0};
+  uint32_t me = (uint32_t)(uintptr_t)argument, random = seed * 31 + me + 1, cancelled = 0, failed = 0, gone = 0, late = 0;
+  uint32_t plan_of[SLOTS] = {0}, drops[SLOTS] = {0};
   for (uint32_t r = 0; r < requests + SLOTS; r++) {
     uint32_t s = r % SLOTS;
     struct aspen_slot *slot = &client[me].slot[s];
@@ -223,6 +223,9 @@ static void *submit(void *argument) {
       if (error == ASPEN_E_CANCELLED) {
         check(me == 0, "a request was cancelled that nobody cancelled");
         cancelled++;
+      } else if (error == ASPEN_E_TOO_LATE || error == ASPEN_E_EXPIRED) {
+        check(drops[s], "a request was dropped that may take as long as it likes");
+        late++;
       } else if (plan_of[s] == 1 && (error == ASPEN_E_PLAN_GONE || error == ASPEN_E_BAD_PLAN /* its entry is free */)) {
         gone++;
       } else if (x[0] == POISON && error) {
@@ -242,9 +245,13 @@ static void *submit(void *argument) {
     uint32_t generation = aspen_load_acquire(&generation_of[plan_of[s]]);
     if (!generation) generation = aspen_load_acquire(&generation_of[plan_of[s] = 0]);
     struct aspen_request q = {.plan = plan_of[s] + 1, .generation = generation, .data = 0, .class_ = below(&random, 3), .offset = ASPEN_DATA_FIRST + s * REGION};
-    aspen_submit(&client[me], &bell, s, &q);
+    drops[s] = below(&random, 3) == 0;
+    if (drops[s]) q.span_ns = 1000ull << below(&random, 22); /* from microseconds to seconds */
+    uint64_t takes = aspen_hopeless(&client[me], &q);
+    if (takes) aspen_decline(&client[me], &bell, s, &q, takes);
+    else aspen_submit(&client[me], &bell, s, &q);
   }
-  printf("client %u: %u requests, %u cancelled, %u failed, %u too late for their plan\n", me + 1, requests, cancelled, failed, gone);
+  printf("client %u: %u requests, %u cancelled, %u failed, %u too late for their plan, %u for their deadline\n", me + 1, requests, cancelled, failed, gone, late);
   aspen_sub_seq(&clients_running, 1);
   return NULL;
 }

@@ -4,12 +4,14 @@
  *        turns fluid    reads simulations and prints when each request ends: "cores n", then n lines "order work most plan limit holds"
  */
 #define _GNU_SOURCE
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "dse.h"
 #include "recover.h"
+#include "submit.h"
 
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
 
@@ -206,6 +208,100 @@ static void reserve(void) {
   check(admitted < 210, "but no more than that of ten seconds");
 }
 
+/* After times in which everything was late, deadlines are met again, although nothing was admitted that could tell so. */
+static void forgetting(void) {
+  uint64_t predicted = 0;
+  uint32_t refused = 0;
+  set_up();
+  t->stretch = t->deviation = 8192;
+  t->caution = 8 * 65536;
+  for (;; refused++) {
+    struct aspen_candidate r = request(1, 1, 0);
+    t->faded_ns = 0;
+    if (admit(&r, 20, &predicted) == ASPEN_E_OK) break;
+    check(refused < 200, "what was learned in bad times fades");
+  }
+  check(refused > 5, "but not at once");
+  double stretch = aspen_stretch(t);
+  struct aspen_candidate r = request(1, 2, 1);
+  t->faded_ns = 0;
+  check(admit(&r, 9, &predicted) == ASPEN_E_TOO_LATE && aspen_stretch(t) == stretch, "while something is admitted, refusals teach nothing");
+}
+
+/* Clients that ask for more than there is are promised equal parts; who asks for less gets that. */
+static void parts(void) {
+  uint64_t predicted = 0, admitted[3] = {0};
+  set_up();
+  control.plan[1].n_instances = 32;
+  aspen_note_asked(&s, 1, 1, 1e10, aspen_now_ns());
+  check(aspen_part(&s, 1, WORKERS, aspen_now_ns()) == 1, "a client that is alone gets all");
+  aspen_note_asked(&s, 2, 1, 2e8, aspen_now_ns());
+  double part = aspen_part(&s, 1, WORKERS, aspen_now_ns());
+  check(part > 0.89 && part < 0.91, "what others ask for is left to them");
+  check(aspen_part(&s, 2, WORKERS, aspen_now_ns()) == 1, "who asks for little gets it");
+  aspen_note_asked(&s, 2, 1, 1e10, aspen_now_ns());
+  for (uint32_t of = 1; of <= 2; of++) {
+    part = aspen_part(&s, of, WORKERS, aspen_now_ns());
+    check(part > 0.49 && part < 0.51, "who asks for much gets an equal part");
+  }
+  for (uint32_t k = 0; k < 120; k++) { /* client 1 comes first; 10 ms of each second */
+    struct aspen_candidate r = request(k < 60 ? 1 : 2, 1, k);
+    control.client[2] = control.client[1];
+    control.plan[1].core_ns = 100 * (uint64_t)MS;
+    admitted[r.client] += admit(&r, 1000, &predicted) == ASPEN_E_OK;
+  }
+  check(admitted[1] >= 7 && admitted[1] <= 10 && admitted[2] >= admitted[1] - 1, "who comes first does not get more");
+}
+
+/* A client that is told the outlook decides as the DSE does. */
+static void outlook(void) {
+  uint64_t predicted = 0;
+  uint32_t declined = 0, agreed = 0, refused = 0;
+  for (uint32_t round = 0; round < 300; round++) {
+    set_up();
+    t->stretch = 1024 + (uint32_t)(random() % 1024);
+    for (uint32_t m = 1; m <= MODELS; m++) {
+      control.plan[m].core_ns = (uint64_t)(1 + random() % 50) * MS;
+      control.plan[m].alone_ns = control.plan[m].core_ns / (1 + (uint64_t)random() % 2);
+      control.plan[m].alone_rows = WORKERS;
+      control.plan[m].generation = m + 3;
+    }
+    for (uint32_t k = 0; k < 12; k++) {
+      struct aspen_candidate r = request(1, 1 + (uint32_t)random() % MODELS, k);
+      struct aspen_request asks = {.plan = r.plan, .generation = r.plan + 3, .class_ = r.class_, .span_ns = (uint64_t)(1 + random() % 200) * MS};
+      uint64_t takes = aspen_hopeless(&client, &asks), began = r.submitted_ns;
+      int error = admit(&r, asks.span_ns / MS, &predicted);
+      check(!takes || k, "who was told nothing does not know");
+      if (!k) { /* of all plans */
+        for (uint32_t m = 1; m <= MODELS; m++) aspen_note_asked(&s, 1, m, 0, aspen_now_ns());
+      } else {
+        refused += error != ASPEN_E_OK;
+        declined += takes > 0;
+        agreed += (takes > 0) == (error != ASPEN_E_OK);
+        if (takes && error) check(fabs((double)takes - (double)predicted) < 0.02 * (double)predicted + 20.0 * (double)(aspen_now_ns() - began), "both predict the same");
+      }
+      if (error) client.slot[k].word = 0;
+      else if ((uint32_t)control.instance[r.plan].word == ASPEN_INSTANCE_FREE) start(&r, r.plan);
+      aspen_tell(&s);
+    }
+  }
+  check(refused > 500 && declined > 500 && agreed >= 300 * 11 - 60, "a client decides as the DSE would"); /* some time passes between the two */
+  client.version |= 1;
+  struct aspen_outlook o;
+  check(!aspen_see_outlook(&client, &o), "an outlook that is being written is none");
+  aspen_tell(&s);
+  check(aspen_see_outlook(&client, &o), "the next DSE makes it whole");
+  client.declined[1] = 1000000;
+  aspen_tell(&s);
+  check(control.plan[1].refused && control.plan[1].refused < 1000 && !client.declined[1], "refusals of a client count, within bounds");
+  client.asked_ns = aspen_now_ns() - 2 * (uint64_t)ASPEN_ASKING_NS;
+  uint32_t version = client.version;
+  aspen_tell(&s);
+  check(client.version == version && !(t->asking[0] & 2), "who does not ask any more is told nothing");
+  client.asked_ns = aspen_now_ns() - ASPEN_ASKING_NS;
+  check(!aspen_ask(&client, &o, aspen_now_ns()), "what is old is not believed");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && !strcmp(argv[1], "fluid")) {
     fluid();
@@ -215,6 +311,9 @@ int main(int argc, char **argv) {
   virtual_time();
   admission();
   reserve();
+  forgetting();
+  parts();
+  outlook();
   printf("fine\n");
   return 0;
 }

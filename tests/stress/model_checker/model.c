@@ -55,9 +55,10 @@ static const struct scenario scenarios[] = {
     {"beside", SINGLE, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, two instances */
     {"rush", PAIR, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},       /* the same with two tiles each */
     {"rush-lazy", PAIR, 2, 2, 2, -1, -1, 0, 0, 1, NONE, 0, 0},  /* the same, and nobody steals */
-    {"later", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = 1},  /* as queued, and the first request's deadline is the later one */
-    {"sooner", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = 2}, /* … the earlier one */
-    {"retimed", SINGLE, 2, 2, 1, -1, 0, 0, 0, 0, NONE, 0, 0, .timed = 2}, /* … and the first request is cancelled */
+    {"later", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = LATEST},  /* as queued, and the first request's deadline is the later one */
+    {"sooner", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = EARLIEST}, /* … the earlier one */
+    {"retimed", SINGLE, 2, 2, 1, -1, 0, 0, 0, 0, NONE, 0, 0, .timed = EARLIEST}, /* … and the first request is cancelled */
+    {"refused", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .timed = REFUSED}, /* the second request's deadline cannot be met: a DSE or the client says so */
     {"cancel", PAIR, 1, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},      /* cancelled right after submission */
     {"recancel", SINGLE, 2, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},  /* cancelled, then the slot is used again */
     {"scribble", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 1, 0}, /* the client overwrites its own slot, and is gone */

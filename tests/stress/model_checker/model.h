@@ -20,7 +20,7 @@ struct scenario {
   enum { NONE, PLAN, CLIENT, DATA } drops;
   int spoils;                       /* the client overwrites its own slot */
   int maps;                         /* the plan itself is announced */
-  int timed;                        /* requests have deadlines; 1: the first request's is the latest, 2: the earliest */
+  enum { UNTIMED, LATEST, EARLIEST, REFUSED } timed; /* requests have deadlines; the first request's is the latest, the earliest; the second's cannot be met */
   /* Of the command line: */
   int workers;
   int shares;                       /* each takes tiles from its own queue share on; else all from the first */

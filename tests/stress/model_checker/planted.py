@@ -60,7 +60,13 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "single",
         ),
         ("waits without saying so", "submit.h", "  aspen_add_seq(&s->waiters, 1); /* seq", "  /* seq", "single"),
-        ("collects the doorbell's bits without a word", "claim.h", "  if (any) aspen_add_seq(&claim->wanted, 1);", "", "single"),
+        (
+            "collects the doorbell's bits without a word",
+            "claim.h",
+            "  if (any || aspen_tell_due(s)) aspen_add_seq(&claim->wanted, 1);",
+            "",
+            "single",
+        ),
         ("forgets who waits for an instance", "claim.h", "  if (left || r) aspen_or_seq(waiting, bit);", "", "queued"),
         (
             "clears the pending bit after the look",
@@ -162,8 +168,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "admits a request without a word",
             "admit.h",
-            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)f[k].ends;\n  aspen_active_add(t, &a);",
-            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)f[k].ends;",
+            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)play.f[k].ends;\n  aspen_active_add(t, &a);",
+            "mark == ASPEN_NONE) a.expected_ns = now + (uint64_t)play.f[k].ends;",
             "later workers=1",
         ),
         (
@@ -172,6 +178,28 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "  t->n_active = t->alone = 0;\n",
             "  t->alone = 0;\n",
             "sooner workers=1 deaths=1",
+        ),
+        ("writes an outlook without saying so", "outlook.h", "  aspen_store_seq(&c->version, version);\n", "", "refused workers=1"),
+        (
+            "believes an outlook that is written meanwhile",
+            "outlook.h",
+            "  return aspen_load_relaxed(&c->version) == version;",
+            "  return 1;",
+            "refused workers=1",
+        ),
+        (
+            "believes an outlook that is being written",
+            "outlook.h",
+            "if (!version || version & 1) return 0;",
+            "if (!version) return 0;",
+            "refused workers=1",
+        ),
+        (
+            "refuses a request and does not say so in its slot",
+            "submit.h",
+            "  aspen_store_release(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_DONE));\n",
+            "",
+            "refused workers=1",
         ),
     ],
     "pool": [

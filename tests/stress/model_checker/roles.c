@@ -102,8 +102,18 @@ static void check_answer(int r, int s) {
   if (it.fault >= 0) CHECK(error == ASPEN_E_BAD_INDEX && aspen_load_relaxed(&slot->op) == (uint32_t)it.fault, "a failed request did not say so");
   else if (r == it.cancel) CHECK(error == 0 || error == ASPEN_E_CANCELLED, "a cancelled request ended oddly");
   else if (it.drops) CHECK(error == 0 || (it.drops == PLAN ? error == ASPEN_E_PLAN_GONE || error == ASPEN_E_BAD_PLAN : error == ASPEN_E_BAD_DATA), "a request of something that was dropped ended oddly");
+  else if (it.timed == REFUSED && r == 1) CHECK(error == ASPEN_E_TOO_LATE, "a request that cannot be in time was not refused");
   else CHECK(error == 0, "a request failed");
   if (!error) CHECK(aspen_load_relaxed(&data[8 + 8 * s + 1]) == expected(input_of(r)), "a wrong answer");
+}
+
+/* What a client is told is of one time, and what it makes of it is right. */
+static uint64_t hopeless(const struct aspen_request *q) {
+  struct aspen_outlook o;
+  if (!aspen_ask(&client, &o, 0)) return 0;
+  for (uint32_t k = 0; k < o.n; k++) CHECK(o.rival[k].own == o.reserved[0] && o.rival[k].plan == 1, "an outlook is not whole");
+  for (uint32_t k = 0; k < o.n_demands; k++) CHECK(o.demand[k].reserved == o.reserved[0] && o.demand[k].plan == 1, "an outlook is not whole");
+  return aspen_foresee(&client, &o, q->plan, q->generation, q->class_, q->span_ns, 0);
 }
 
 /* Keeps up to `slots` requests in flight, waits for each in order. */
@@ -129,8 +139,11 @@ void client_body(int me) {
       int s = r % it.slots;
       aspen_store_relaxed(&data[8 + 8 * s], input_of(r));
       struct aspen_request q = {.plan = 1, .generation = 1, .data = 0, .class_ = it.classes && r ? 0 : it.classes ? 2 : 1, .offset = (uint64_t)(64 + 64 * s)};
-      if (it.timed) q.span_ns = SECOND * (uint64_t)(it.timed == 1 ? it.requests - r : r + 1); /* the clock stands still: it does not pass */
-      told.sequence[s] = aspen_submit(&client, &bell, (uint32_t)s, &q);
+      if (it.timed) q.span_ns = SECOND * (uint64_t)(it.timed == LATEST ? it.requests - r : r + 1); /* the clock stands still: it does not pass */
+      if (it.timed == REFUSED) q.span_ns = r == 1 ? 1 : SECOND;
+      uint64_t takes = it.timed == REFUSED ? hopeless(&q) : 0;
+      CHECK(!takes || r == 1, "a request that can be in time was refused");
+      told.sequence[s] = takes ? aspen_decline(&client, &bell, (uint32_t)s, &q, takes) : aspen_submit(&client, &bell, (uint32_t)s, &q);
       if (r == it.cancel) aspen_cancel(&client, &bell, (uint32_t)s, told.sequence[s]);
       if (it.spoils) aspen_store_relaxed(&client.slot[s].word, ASPEN_SLOT_WORD(told.sequence[s], ASPEN_SLOT_FREE));
       if (it.spoils || it.drops == CLIENT) return; /* nobody is left to wait for an answer */

@@ -298,7 +298,7 @@ void check_rest(void) {
     CHECK((uint32_t)control.instance[k + 1].word == (it.drops == PLAN ? ASPEN_INSTANCE_NONE : ASPEN_INSTANCE_FREE), "an instance is not free");
     rounds += control.instance[k + 1].word >> 32;
   }
-  if (it.cancel < 0 && !it.drops && !it.spoils && !it.dies) CHECK(rounds == (uint64_t)it.requests, "requests and generations differ");
+  if (it.cancel < 0 && !it.drops && !it.spoils && !it.dies) CHECK(rounds + (it.timed == REFUSED) == (uint64_t)it.requests, "requests and generations differ");
 }
 
 /* ------------------------------------------------------------------------------------------------ setting up */
@@ -346,6 +346,13 @@ static void track_all(void) {
   remember(&control.turns, offsetof(struct aspen_turns, admitted), "turns and requests that run");
   remember(&control.turns.admitted[1], 8, "where requests wait");
   remember(control.turns.flow, sizeof *control.turns.flow, "the flow's last turn");
+  remember(control.turns.asking, 8, "clients that ask");
+  remember(&control.turns.demand[1], 8, "plans of their requests");
+  if (it.timed == REFUSED) {
+    track(&client.version, 8, "the outlook's version");
+    track(&client.declined[0], 8, "requests that the client has refused");
+    track(&client.outlook, sizeof client.outlook, "the outlook");
+  }
   for (int k = 0; k < it.instances; k++) track_instance(k);
   if (it.maps || it.drops == PLAN) track(&control.plan[1].state, 8, "the plan's state");
   if (it.drops == CLIENT) track(&control.client[1], 16, "the client's state");

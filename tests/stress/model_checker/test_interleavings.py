@@ -46,6 +46,7 @@ CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "r
 LONGER = [
     "later",
     "sooner",
+    "refused settled",
     "beside",
     "queued",
     "leave",
@@ -63,7 +64,7 @@ DEATHS = [
     *("single deaths=1,0", "diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
     *("diamond workers=1 deaths=4", "again workers=1 deaths=3 scribbles", "cancel workers=1 deaths=2", "recancel workers=1 deaths=1"),
     *("fault workers=1 deaths=2", "attach workers=1 deaths=2", "announce workers=1 deaths=2"),
-    *("later workers=1 deaths=2", "sooner workers=1 deaths=2", "retimed workers=1 deaths=1"),
+    *("later workers=1 deaths=2", "sooner workers=1 deaths=2", "retimed workers=1 deaths=1", "refused workers=1 deaths=1"),
     *("diamond settled lone deaths=1,1", "chain settled lone deaths=2,2"),
 ]
 DEATHS_LONG = [

@@ -75,6 +75,30 @@ def test_deadlines_that_cannot_be_met_are_refused() -> None:
         assert (counts["requests"], counts["missed"]) == (1, 1)
 
 
+def test_a_client_need_not_wait_for_a_worker_to_be_refused() -> None:
+    """The only worker is in a tile that lasts. Who was told the outlook before refuses its request itself, and that counts."""
+    long, plan = random_plan(6, nodes=20, opaque=frozenset({3, 9, 19})), random_plan(3)
+    with Machine(1, opaque=until_unwanted) as machine:
+        client = client_of(machine, long, 2)
+        endless, hopeless = asking(client, long, machine.load(long, 1)), client_of(machine, plan, 4)
+        submit = asking(hopeless, plan, machine.load(plan, 1, model=7, work_ns=100.0 * S))
+        machine.start(0)
+        first = hopeless.wait(submit(Urgency(1, 50 * S)))
+        ticket = endless(Urgency(1))
+        end = time.monotonic() + WATCHDOG
+        while machine.table.workers()[0]["idle"] != "busy" or client.channel.state(ticket) != "running":
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        second = hopeless.wait(submit(Urgency(1, 50 * S)))
+        assert client.channel.state(ticket) == "running", "no worker has answered"
+        assert first.error == second.error == ERRORS["TOO_LATE"]
+        assert 100 * S < second.needed < 1000 * S
+        client.channel.cancel(ticket)
+        assert client.wait(ticket).error == ERRORS["CANCELLED"]
+        assert hopeless.wait(submit(Urgency(1, 1))).error == ERRORS["EXPIRED"]
+        assert machine.table.model_counts()[7]["refused"] == 2
+
+
 def test_only_so_many_are_admitted_as_can_be_done() -> None:
     """Each takes 3 s: by 9 s two are done, with what predictions leave to spare. They run at once, because the plan is wrong."""
     plan = random_plan(3)
