@@ -69,6 +69,9 @@ def test_metrics_say_what_status_says(runtime):
     for activity in ("kernel", "schedule", "search", "sleep"):
         seconds = sum(w[f"{activity}_ns"] for w in status["workers"]) / 1e9
         assert total(found, "aspen_mp_worker_seconds_total", activity=activity) == pytest.approx(seconds)
+    for key in ("held", "lent"):
+        seconds = sum(w[f"{key}_ns"] for w in status["workers"]) / 1e9
+        assert total(found, f"aspen_mp_worker_{key}_seconds_total") == pytest.approx(seconds)
     for key in ("tiles", "steals"):
         assert total(found, f"aspen_mp_worker_{key}_total") == sum(w[key] for w in status["workers"])
     for role, entry in status["memory"].items():

@@ -68,6 +68,7 @@ static void holds_back(void) {
   push(0, tile_of(LOW, 2)), push(1, tile_of(LOW, 3));
   check(!takes(0) && !d->follow && control.row[0].waiting == 2, "what follows goes back to the pool");
   check(!takes(0) && control.worker[0].held == 1, "a gap is one, however often one looks");
+  check(control.worker[0].held_ticks && !control.worker[0].lent_ticks, "and lasts");
   check(aspen_dse_work(d), "who holds back does not sleep");
   push(2, tile_of(HIGH, 1));
   check(takes(0) == tile_of(HIGH, 1) && !takes(0) && control.worker[0].held == 2, "a tile of the higher class is taken wherever it waits");
@@ -116,6 +117,7 @@ static void lends(void) {
   check(takes(0) == tile_of(LOW, 1) && control.worker[0].lent == 1, "at its turn a tile of a lower class goes first");
   d->owed_ns = -1;
   check(takes(0) == tile_of(HIGH, 2) && !takes(0), "then what would have followed, and no second one");
+  check(control.worker[0].lent_ticks, "and it took its time");
   d->owed_ns = INT64_MAX / 2;
   check(takes(0) == tile_of(LOW, 2) && control.worker[0].lent == 2, "also in a gap");
   d->owed_ns = INT64_MAX / 2;
