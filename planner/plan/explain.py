@@ -14,7 +14,7 @@ from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.ops.spec import OPAQUE, STACKS
 from aspen_mp.planner.ops.stacks import layers
 from aspen_mp.planner.plan.plan import OpInfo, StackInfo, StepInfo
-from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
+from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate, throughput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,6 @@ def predict(plan: Plan, machine: Machine | int, *, serial: Plan | None = None, i
     alone = simulate(tiles, one).latency_ns
     best = simulate(of_plan(serial), one).latency_ns if serial is not None else alone
     out = simulate(tiles, machine)
-    many = simulate(tiles, machine, requests=6 * in_flight, in_flight=in_flight)
     power = machine.power / one.power
     return Prediction(
         machine=machine.describe(),
@@ -145,7 +144,7 @@ def predict(plan: Plan, machine: Machine | int, *, serial: Plan | None = None, i
         parallel_fraction=parallel_fraction(best, out.latency_ns, power),
         utilisation=out.utilisation,
         in_flight=in_flight,
-        requests_per_s=many.requests_per_s,
+        requests_per_s=throughput(tiles, machine, in_flight),
     )
 
 

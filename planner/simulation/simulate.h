@@ -2,7 +2,7 @@
  *
  * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank, push
  * the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one of
- * another row, nearest first. Only time is made up: a tile takes `ns` alone on a core of speed 1, scheduling takes what `sim_engine`
+ * another row, nearest first, but a tile of an older request before all of these. Only time is made up: a tile takes `ns` alone on a core of speed 1, scheduling takes what `sim_engine`
  * says, and tiles that run at the same time share the memory's bandwidth: each gets what it wants, up to a fair share of what there is. What
  * a tile reads that another core has written, and its own core has not fetched before, takes it longer (`far`). One that finds in scratch
  * what it would have to make there takes less time (`made`).
@@ -95,8 +95,11 @@ struct sim {
   struct sim_outcome *o;
   struct sim_core *core;
   double *at; /* of each core's next event */
-  uint64_t *mask;
-  uint32_t *head, *tail;        /* [cores][SIM_COLUMNS] */
+  uint32_t lanes;               /* of a row, for one request each: aspen_row. SIM_LAYER has one */
+  uint32_t *busy, *first;       /* [cores]: a bit for each lane with tiles; the oldest request that has some, SIM_NONE: none has */
+  uint32_t *lane;               /* [cores][lanes]: the request of each */
+  uint64_t *mask;               /* [cores][lanes] */
+  uint32_t *head, *tail;        /* [cores][lanes][SIM_COLUMNS] */
   uint32_t *next, *child;       /* [in_flight][n]; `child`: of SIM_LAYER's heaps */
   uint32_t *missing;            /* [in_flight][n] */
   uint32_t *ready;              /* [n]: tiles that became ready together */
@@ -159,19 +162,52 @@ static inline uint32_t sim_pop_heap(struct sim *s, uint32_t root) {
   return out;
 }
 
+/* The lane of a request in a row (aspen_row_lane). */
+static inline uint32_t sim_lane(struct sim *s, uint32_t row, uint32_t request) {
+  uint32_t *lane = s->lane + (size_t)row * s->lanes, older = SIM_NONE, younger = SIM_NONE, empty = SIM_NONE, found;
+  if (s->r->order == SIM_LAYER) return 0;
+  for (uint32_t k = 0; k < s->lanes; k++) {
+    if (!(s->busy[row] >> k & 1)) {
+      if (empty == SIM_NONE) empty = k;
+      continue;
+    }
+    if (lane[k] == request) return k;
+    uint32_t *best = lane[k] < request ? &older : &younger;
+    if (*best == SIM_NONE || (lane[k] < request) == (lane[k] > lane[*best])) *best = k;
+  }
+  found = empty != SIM_NONE ? empty : older != SIM_NONE ? older : younger;
+  if (found == empty || found == younger) lane[found] = request;
+  return found;
+}
+
+/* The lane of a row's oldest request. */
+static inline uint32_t sim_oldest(const struct sim *s, uint32_t row) {
+  const uint32_t *lane = s->lane + (size_t)row * s->lanes;
+  uint32_t first = SIM_NONE;
+  for (uint32_t bits = s->busy[row]; bits; bits &= bits - 1) {
+    uint32_t k = (uint32_t)__builtin_ctz(bits);
+    if (first == SIM_NONE || lane[k] < lane[first]) first = k;
+  }
+  return first;
+}
+
 static inline void sim_put(struct sim *s, uint32_t row, uint32_t item, uint32_t *random) {
-  uint32_t depth = s->g->depth[sim_tile(s, item)];
+  uint32_t depth = s->g->depth[sim_tile(s, item)], request = s->request[item / s->g->n];
   uint32_t column = depth < ASPEN_DEPTHS ? depth : ASPEN_DEPTHS - 1;
+  uint32_t which = sim_lane(s, row, request);
+  size_t lane = (size_t)row * s->lanes + which;
   s->waiting++;
+  s->busy[row] |= 1u << which;
+  if (request < s->first[row]) s->first[row] = request;
+  uint32_t *head = &s->head[lane * SIM_COLUMNS + column], *tail = &s->tail[lane * SIM_COLUMNS + column];
   if (s->r->order == SIM_LAYER) {
     s->next[item] = s->child[item] = SIM_NONE;
-    s->head[row * SIM_COLUMNS] = s->mask[row] ? sim_meld(s, s->head[row * SIM_COLUMNS], item) : item;
-    s->mask[row] = 1;
+    s->head[lane * SIM_COLUMNS] = s->mask[lane] ? sim_meld(s, s->head[lane * SIM_COLUMNS], item) : item;
+    s->mask[lane] = 1;
     return;
   }
-  uint32_t *head = &s->head[row * SIM_COLUMNS + column], *tail = &s->tail[row * SIM_COLUMNS + column];
   int at_head = s->r->order == SIM_LIFO || (s->r->order == SIM_RANDOM && (sim_random(random) & 1));
-  if (!(s->mask[row] >> column & 1)) {
+  if (!(s->mask[lane] >> column & 1)) {
     s->next[item] = SIM_NONE;
     *head = *tail = item;
   } else if (at_head) {
@@ -182,7 +218,17 @@ static inline void sim_put(struct sim *s, uint32_t row, uint32_t item, uint32_t 
     s->next[*tail] = item;
     *tail = item;
   }
-  s->mask[row] |= (uint64_t)1 << column;
+  s->mask[lane] |= (uint64_t)1 << column;
+}
+
+/* The last tile of a column was taken (aspen_row_emptied). */
+static inline void sim_emptied(struct sim *s, uint32_t row, uint32_t which, uint32_t column) {
+  uint64_t *mask = &s->mask[(size_t)row * s->lanes + which];
+  *mask &= ~((uint64_t)1 << column);
+  if (*mask) return;
+  s->busy[row] &= ~(1u << which);
+  uint32_t oldest = sim_oldest(s, row);
+  s->first[row] = oldest == SIM_NONE ? SIM_NONE : s->lane[(size_t)row * s->lanes + oldest];
 }
 
 static inline uint32_t sim_first_of_share(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->share / ASPEN_SHARES); }
@@ -190,28 +236,37 @@ static inline uint32_t sim_first_of_share(const struct sim_core *k, uint32_t n) 
 /* Core `c` takes an item of a row (aspen_row_take). */
 static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
   struct sim_core *k = &s->core[c];
-  uint64_t mask = s->mask[row];
-  if (!mask) return SIM_NONE;
+  uint32_t which = sim_oldest(s, row);
+  if (which == SIM_NONE) return SIM_NONE;
   s->waiting--;
   if (s->r->order == SIM_LAYER) {
-    uint32_t item = s->head[row * SIM_COLUMNS];
-    s->head[row * SIM_COLUMNS] = sim_pop_heap(s, item);
-    if (s->head[row * SIM_COLUMNS] == SIM_NONE) s->mask[row] = 0;
+    uint32_t item = s->head[row * SIM_COLUMNS], root = sim_pop_heap(s, item);
+    s->head[row * SIM_COLUMNS] = root;
+    if (root == SIM_NONE) sim_emptied(s, row, 0, 0);
+    else s->first[row] = s->request[root / s->g->n];
     return item;
   }
+  uint32_t busy = s->busy[row];
+  if (s->r->order == SIM_RANDOM && (busy & (busy - 1))) {
+    for (uint32_t skip = sim_random(&k->random) % (uint32_t)__builtin_popcount(busy); skip; skip--) busy &= busy - 1;
+    which = (uint32_t)__builtin_ctz(busy);
+  }
+  size_t lane = (size_t)row * s->lanes + which;
+  uint64_t mask = s->mask[lane];
   if (s->r->order == SIM_RANDOM)
     for (uint32_t skip = sim_random(&k->random) % (uint32_t)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
-  uint32_t column = (uint32_t)__builtin_ctzll(mask), *head = &s->head[row * SIM_COLUMNS + column], item = *head, before = SIM_NONE;
+  uint32_t column = (uint32_t)__builtin_ctzll(mask), before = SIM_NONE;
+  uint32_t *head = &s->head[lane * SIM_COLUMNS + column], item = *head;
   if (k->share && s->r->order == SIM_FIFO)
     for (uint32_t n = 2, at = 0, seen = s->next[item]; seen != SIM_NONE && n <= ASPEN_WALK / s->m->cores; n++, seen = s->next[seen])
       if (sim_first_of_share(k, n) > at) at++, before = item, item = s->next[item];
   if (before != SIM_NONE) {
     s->next[before] = s->next[item];
-    if (s->next[item] == SIM_NONE) s->tail[row * SIM_COLUMNS + column] = before;
+    if (s->next[item] == SIM_NONE) s->tail[lane * SIM_COLUMNS + column] = before;
     return item;
   }
   *head = s->next[item];
-  if (*head == SIM_NONE) s->mask[row] &= ~((uint64_t)1 << column);
+  if (*head == SIM_NONE) sim_emptied(s, row, which, column);
   return item;
 }
 
@@ -265,7 +320,7 @@ static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double fro
 static inline void sim_call(struct sim *s, uint32_t c) {
   if (!s->r->steal) {
     for (uint32_t v = 0; v < s->m->cores; v++)
-      if (v != c && s->mask[v] && s->core[v].item == SIM_NONE && !s->core[v].looks) sim_look(s, v, s->now);
+      if (v != c && s->busy[v] && s->core[v].item == SIM_NONE && !s->core[v].looks) sim_look(s, v, s->now);
     return;
   }
   while (s->looking < s->waiting && s->looking < s->idle) {
@@ -440,21 +495,48 @@ static inline double sim_admit(struct sim *s, uint32_t c) {
   return cost;
 }
 
+/* Where several requests run: the row whose oldest request is older than `request` and older than any other row's (aspen_dse_older). */
+static inline uint32_t sim_older(const struct sim *s, uint32_t c, uint32_t request) {
+  const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
+  uint32_t found = SIM_NONE;
+  if (!s->r->steal || s->r->in_flight - s->n_free < 2) return found;
+  for (uint32_t v = 0; v + 1 < s->m->cores; v++)
+    if (s->first[victim[v]] < request) found = victim[v], request = s->first[found];
+  return found;
+}
+
+/* The tile to run next (aspen_dse_best); what it takes to get it is added to `cost`. SIM_NONE: there is none, or the core leaves it to others (`leaves`). */
+static inline uint32_t sim_take(struct sim *s, uint32_t c, double *cost, int *leaves) {
+  const struct sim_engine *e = &s->m->engine;
+  struct sim_core *k = &s->core[c];
+  uint32_t item = k->follow, request = item == SIM_NONE ? SIM_NONE : s->request[item / s->g->n];
+  k->follow = SIM_NONE;
+  *leaves = 0;
+  if (item != SIM_NONE) {
+    if (s->first[c] >= request && sim_older(s, c, request) == SIM_NONE) return item;
+    sim_put(s, c, item, &k->random);
+    *cost += e->push + e->pushed;
+  }
+  *leaves = sim_leaves(s, c) && (k->left_since == SIM_NEVER || s->now < k->left_since + k->patience);
+  if (*leaves || !s->waiting) return SIM_NONE;
+  uint32_t older = sim_older(s, c, s->first[c]);
+  if (older == SIM_NONE && s->busy[c]) return sim_pop(s, c, c);
+  if (!s->r->steal) return SIM_NONE;
+  const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
+  for (uint32_t v = 0; older == SIM_NONE; v++)
+    if (s->busy[victim[v]]) older = victim[v];
+  s->o->steals[c]++;
+  *cost += e->steal;
+  return sim_pop(s, older, c);
+}
+
 /* Takes a tile and begins it, or idles. */
 static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   const struct sim_engine *e = &s->m->engine;
   struct sim_core *k = &s->core[c];
+  int leaves;
   cost += sim_admit(s, c);
-  uint32_t item = k->follow;
-  k->follow = SIM_NONE;
-  int leaves = item == SIM_NONE && sim_leaves(s, c) && (k->left_since == SIM_NEVER || s->now < k->left_since + k->patience);
-  if (item == SIM_NONE && !leaves) item = sim_pop(s, c, c);
-  if (item == SIM_NONE && !leaves && s->r->steal && s->waiting) {
-    const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
-    for (uint32_t v = 0; v + 1 < s->m->cores && item == SIM_NONE; v++) item = sim_pop(s, victim[v], c);
-    s->o->steals[c]++;
-    cost += e->steal;
-  }
+  uint32_t item = sim_take(s, c, &cost, &leaves);
   if (item == SIM_NONE) {
     s->idle++;
     k->idle_since = s->now;
@@ -482,14 +564,18 @@ static inline int sim_allocate(struct sim *s) {
   size_t cores = s->m->cores, items = (size_t)s->g->n * s->r->in_flight;
   s->core = (struct sim_core *)calloc(cores, sizeof *s->core);
   s->at = (double *)malloc(cores * sizeof *s->at);
-  s->mask = (uint64_t *)calloc(cores, sizeof *s->mask);
-  s->head = (uint32_t *)malloc(2 * cores * SIM_COLUMNS * sizeof *s->head);
+  s->lanes = s->r->order == SIM_LAYER ? 1 : s->r->in_flight < ASPEN_LANES ? s->r->in_flight : ASPEN_LANES;
+  s->busy = (uint32_t *)calloc(cores, sizeof *s->busy);
+  s->first = (uint32_t *)malloc(cores * sizeof *s->first);
+  s->lane = (uint32_t *)malloc(cores * s->lanes * sizeof *s->lane);
+  s->mask = (uint64_t *)calloc(cores * s->lanes, sizeof *s->mask);
+  s->head = (uint32_t *)malloc(2 * cores * s->lanes * SIM_COLUMNS * sizeof *s->head);
   s->next = (uint32_t *)malloc((3 * items + s->g->n) * sizeof *s->next);
   s->request = (uint32_t *)malloc(2 * (size_t)s->r->in_flight * sizeof *s->request);
   s->submitted = (double *)malloc(((size_t)s->r->requests + s->r->in_flight) * sizeof *s->submitted);
   s->has = (uint64_t *)malloc(((size_t)s->g->flow_rows * s->r->in_flight + 1) * sizeof *s->has);
-  if (!s->core || !s->at || !s->mask || !s->head || !s->next || !s->request || !s->submitted || !s->has) return 0;
-  s->tail = s->head + cores * SIM_COLUMNS;
+  if (!s->core || !s->at || !s->busy || !s->first || !s->lane || !s->mask || !s->head || !s->next || !s->request || !s->submitted || !s->has) return 0;
+  s->tail = s->head + cores * s->lanes * SIM_COLUMNS;
   s->child = s->next + items;
   s->missing = s->child + items;
   s->ready = s->missing + items;
@@ -501,6 +587,9 @@ static inline int sim_allocate(struct sim *s) {
 static inline void sim_release(struct sim *s) {
   free(s->core);
   free(s->at);
+  free(s->busy);
+  free(s->first);
+  free(s->lane);
   free(s->mask);
   free(s->head);
   free(s->next);
@@ -531,6 +620,7 @@ static inline void sim_begin(struct sim *s) {
     s->core[c].share = (uint32_t)ceil(before / all * ASPEN_SHARES);
     before += sim_queue_share(s, c, fastest);
     s->at[c] = INFINITY;
+    s->first[c] = SIM_NONE;
   }
   s->idle = s->m->cores;
   for (uint32_t k = s->r->in_flight; k-- > 0;) s->free_instance[s->n_free++] = k;

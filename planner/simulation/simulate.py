@@ -7,8 +7,10 @@ waits, and what sharing the memory's bandwidth costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,6 +29,8 @@ Floats = npt.NDArray[np.float64]
 
 NOT_COPIED = 4 << 20
 """Outputs of so many bytes are handed to the caller where they are."""
+FEWEST = 40
+"""Requests from which a throughput is told: fewer end too seldom."""
 ORDERS = ("fifo", "lifo", "random", "layer")
 
 
@@ -231,6 +235,18 @@ def simulate(
         timeline,
     )
     return Outcome(latency, makespan, busy, schedule, count, steals, speeds, None if lines is None else Timeline(*lines))
+
+
+def throughput(tiles: Tiles, machine: Machine, in_flight: int) -> float:
+    """Requests a second where always `in_flight` of them run at a time: neither the first ones count, which begin together, nor the last
+    ones, which leave cores idle. ValueError as `simulate`."""
+    requests = max(5 * in_flight, FEWEST)
+    latencies = simulate(tiles, machine, requests=requests, in_flight=in_flight).latencies.tolist()
+    running = latencies[:in_flight]
+    heapify(running)
+    ends = [heapreplace(running, running[0] + latency) for latency in latencies[in_flight:]]  # each is submitted when another ends
+    seconds = (ends[-1] - ends[in_flight - 1]) * 1e-9
+    return (len(ends) - in_flight) / seconds if seconds else math.inf
 
 
 class Samples:

@@ -19,7 +19,7 @@ from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.cost.cross_core_traffic import Flow
 from aspen_mp.planner.cost.machine import Core, Engine, Machine
 from aspen_mp.planner.cost.scratch_reuse import Made, joined
-from aspen_mp.planner.simulation.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
+from aspen_mp.planner.simulation.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate, throughput
 from aspen_mp.shm.tables import LIMITS
 
 FREE = Engine(tile=0, join=0, push=0, pushed=0, steal=0, look=0, wake=0, spin=0, claim=0, claimed=0, submit=0, end=0, copied=0)
@@ -74,13 +74,21 @@ def random_graph(seed: int, n: int, *, most_ns: int = 50, joins: float = 0.1) ->
 # ---------------------------------------------------------------------------------------------------- the slow model
 
 
+@dataclasses.dataclass
+class Lane:
+    """Tiles of a request in a row, and of others that find no lane of their own."""
+
+    request: int
+    queues: dict[int, deque[tuple[int, int]]] = dataclasses.field(default_factory=dict)
+
+
 class Slow:
     """The engine as its prose says it, in lists and dictionaries; every running tile's progress is worked out anew at every event."""
 
     def __init__(self, tiles: Tiles, machine: Machine, requests: int, in_flight: int, rules: Rules) -> None:
         self.t, self.m, self.rules = tiles, machine, rules
         self.n_cores = len(machine)
-        self.rows: list[dict[int, deque[tuple[int, int]]]] = [{} for _ in machine.cores]
+        self.rows: list[list[Lane]] = [[] for _ in machine.cores]
         self.running: dict[int, dict[str, Any]] = {}
         self.idle = dict.fromkeys(range(self.n_cores), 0.0)
         self.looks: dict[int, float] = {}
@@ -119,11 +127,11 @@ class Slow:
         return sorted((v for v in range(self.n_cores) if v != c), key=far)
 
     def waiting(self) -> int:
-        return sum(len(q) for row in self.rows for q in row.values())
+        return sum(len(q) for row in self.rows for lane in row for q in lane.queues.values())
 
     def put(self, c: int, item: tuple[int, int]) -> None:
         depth = min(int(self.t.depth[item[1]]), LIMITS["depths"] - 1)
-        queue = self.rows[c].setdefault(depth, deque())
+        queue = self.lane(self.rows[c], item[0]).queues.setdefault(depth, deque())
         if self.rules.order == "lifo":
             queue.appendleft(item)
         else:
@@ -133,20 +141,37 @@ class Slow:
         """Of n tiles of a layer in order, which one core `c` begins with."""
         return n * self.share[c] // 65536
 
+    def lane(self, row: list[Lane], request: int) -> Lane:
+        """Of a request in a row: its own, a new one, or where there are too many that of a neighbour in age."""
+        lanes = {lane.request: lane for lane in row}
+        if request in lanes:
+            return lanes[request]
+        if len(row) < LIMITS["lanes"] or self.rules.order == "layer":
+            row.append(Lane(request))
+            return row[-1]
+        older = [other for other in lanes if other < request]
+        found = lanes[max(older) if older else min(lanes)]
+        found.request = min(found.request, request)
+        return found
+
+    def oldest(self, c: int) -> float:
+        """The request that goes first in a row."""
+        return min((lane.request for lane in self.rows[c]), default=math.inf)
+
     def pop(self, c: int, by: int) -> tuple[int, int] | None:
         """Core `by` takes an item of row `c`."""
-        full = [d for d, q in self.rows[c].items() if q]
-        if not full:
+        lane = min(self.rows[c], key=lambda lane: lane.request, default=None)
+        if lane is None:
             return None
         if self.rules.order == "layer":
-            best = min((i for q in self.rows[c].values() for i in q), key=lambda i: (i[0], int(self.t.rank[i[1]])))
-            for q in self.rows[c].values():
-                if best in q:
-                    q.remove(best)
-            return best
-        queue = self.rows[c][min(full)]
-        item = queue[self.first_of_share(by, max(min(len(queue), 1024 // self.n_cores), 1))]
+            item = min((i for q in lane.queues.values() for i in q), key=lambda i: int(self.t.rank[i[1]]))
+            queue = next(q for q in lane.queues.values() if item in q)
+        else:
+            queue = lane.queues[min(lane.queues)]
+            item = queue[self.first_of_share(by, max(min(len(queue), 1024 // self.n_cores), 1))]
         queue.remove(item)
+        lane.queues = {depth: q for depth, q in lane.queues.items() if q}
+        self.rows[c] = [lane for lane in self.rows[c] if lane.queues]
         return item
 
     def asleep(self, c: int, at: float) -> bool:
@@ -182,7 +207,7 @@ class Slow:
     def call(self, c: int) -> None:
         if not self.rules.steal:
             for v in range(self.n_cores):
-                if v != c and any(self.rows[v].values()) and v in self.idle and v not in self.looks:
+                if v != c and self.rows[v] and v in self.idle and v not in self.looks:
                     self.look_at(v, self.now)
             return
         while len(self.looks) < min(self.waiting(), len(self.idle)):
@@ -269,7 +294,18 @@ class Slow:
                 self.put((c + k // share) % self.n_cores, (request, tile))
             cost += e.claim + e.claimed * self.t.n
         item = self.follow.pop(c, None)
+        several = self.rules.steal and len(self.missing) - len(self.latency) > 1
+        others = [self.oldest(v) for v in range(self.n_cores) if v != c and several]
+        if item is not None and min([self.oldest(c), *others]) < item[0]:
+            self.put(c, item)
+            item = None
+            cost += e.push + e.pushed
         leaves = item is None and self.leaves(c) and not (c in self.left and self.now >= self.patience(c))
+        if item is None and not leaves and min(others, default=math.inf) < self.oldest(c):
+            v = next(v for v in self.near(c) if self.oldest(v) == min(others))
+            item = self.pop(v, c)
+            self.steals[c] += 1
+            cost += e.steal
         item = item or (None if leaves else self.pop(c, c))
         if item is None and self.rules.steal and not leaves:
             for v in self.near(c):
@@ -396,6 +432,12 @@ machines = st.sampled_from(
 def test_as_the_slow_model(seed: int, n: int, machine: Machine, requests: int, in_flight: int, order: Any, steal: bool) -> None:
     """Times are small whole numbers and speeds powers of two, so that both work them out exactly and ties are ties."""
     check_against_slow(random_graph(seed, n), machine, requests, in_flight, Rules(order, steal))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 20), st.integers(1, 40), machines, st.integers(15, 24))
+def test_as_the_slow_model_with_more_requests_than_lanes(seed: int, n: int, machine: Machine, in_flight: int) -> None:
+    check_against_slow(random_graph(seed, n), machine, 30, in_flight, Rules())
 
 
 @settings(max_examples=60, deadline=None)
@@ -576,6 +618,26 @@ def test_slow_cores_are_patient_for_a_while() -> None:
     # Four tiles take the slow core 4 * 2 * 99 / 33 = 24 on average, END being the last.
     assert starts([97.0, 2.0], 30) == [(0, 0), (1, 24)]
     assert starts([20.0, 79.0], 30) == [(0, 0), (0, 20)]
+
+
+def test_older_requests_go_first() -> None:
+    """Two cores, two requests of a tile that two others wait for. With the first request's second tile the second core leaves its own."""
+    fan = graph([[], [0], [0]], [10.0, 10.0, 10.0])
+    line = simulate(fan, Machine((Core(), Core()), engine=FREE), requests=2, in_flight=2, timeline=True).timeline
+    assert line is not None
+    kernels = line.tile < 3
+    order = np.lexsort((line.core[kernels], line.start[kernels]))
+    took = list(zip(line.start[kernels][order].tolist(), line.request[kernels][order].tolist(), strict=True))
+    assert took == [(0, 0), (0, 1), (10, 0), (10, 0), (20, 1), (20, 1)]
+
+
+def test_throughput_is_that_of_the_middle() -> None:
+    """Two cores with a tile each, and two with a request at a time of two tiles that follow each other."""
+    two = Machine((Core(), Core()), engine=FREE)
+    assert throughput(graph([[]], [50.0]), two, 2) == pytest.approx(2 / 50e-9)
+    assert throughput(graph([[], [0]], [50.0, 50.0]), two, 1) == pytest.approx(1 / 100e-9)
+    assert throughput(graph([[], [0]], [50.0, 50.0]), two, 4) == pytest.approx(2 / 100e-9)
+    assert throughput(graph([], []), two, 2) == math.inf
 
 
 def test_nothing_to_do() -> None:
