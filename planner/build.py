@@ -30,6 +30,7 @@ from aspen_mp.planner.plan.explain import op_infos
 from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
+from aspen_mp.planner.tiling import teams
 from aspen_mp.planner.tiling.batch_splitting import in_slices
 from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.tiling.joins import Edges, finish
@@ -88,7 +89,7 @@ def build_plan(
     if options.grids is not None:
         found = Found(options.grids(storage, len(machine)))
     else:
-        storage, found = _tiled(graph, storage, machine, planning, bucketed is None)
+        storage, found, machine = _tiled(graph, storage, machine, planning, bucketed is None)
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
@@ -106,7 +107,7 @@ def build_plan(
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Experiment`.
-    noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
+    noted = replace(options, metadata={**options.metadata, **_shared(planning, machine), **({} if between else _noted(found))})
 
     def flow() -> Flow:
         return edge_builder.wiring(grids).flow
@@ -114,20 +115,29 @@ def build_plan(
     return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
 
 
-def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found]:
+def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found, Machine]:
     """The tiles of the graph, or with `slices` of the same with runs of layers in slices of the batch, if that finishes sooner before any
-    search."""
+    search; and the cores that they are for, fewer than the machine has where several requests are to run at a time."""
+    longest, whole, machine = planning.longest_ns, machine, _team(storage, machine, planning)
     if planning.tiles is not None:
-        return storage, Found(choose_grids(storage, len(machine), planning.tiles))
-    longest = planning.longest_ns
+        return storage, Found(choose_grids(storage, len(machine), planning.tiles)), machine
     if planning.search == "none":
-        return storage, Found(choose_grids(storage, len(machine), longest=longest))
+        return storage, Found(choose_grids(storage, len(machine), longest=longest)), machine
     others = [assign_storage(other) for other in in_slices(graph)] if slices else []
     if others:
         ends = [_finishes(one, machine, choose_grids(one, len(machine), longest=longest)) for one in (storage, *others)]
         k = int(np.argmin(ends))
         storage = others[k - 1] if ends[k] < (1 - WORTH_PARTS) * ends[0] else storage
-    return storage, search(storage, machine, planning.search, longest)
+    if planning.in_flight > 1:
+        return storage, *teams.searched(storage, whole, machine, planning)
+    return storage, search(storage, machine, planning.search, longest), machine
+
+
+def _team(storage: Storage, machine: Machine, planning: Experiment) -> Machine:
+    """The cores that share a request: all of them where requests come one at a time, or each node is asked to have so many tiles."""
+    if planning.in_flight == 1 or planning.tiles is not None or len(machine) == 1:
+        return machine
+    return teams.choose(storage, machine, planning.in_flight, planning.longest_ns).machine
 
 
 def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
@@ -136,6 +146,11 @@ def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> floa
         return latency(storage, machine, grids)
     costs = (tile_cost.tile_costs(node, *grid.boxes())[0] for node, grid in zip(storage.steps, grids, strict=True))
     return sum(float(ns.sum()) + len(ns) * op_cost.rates().tile_ns for ns in costs)
+
+
+def _shared(planning: Experiment, team: Machine) -> dict[str, Any]:
+    """What a plan says of the requests at a time that it is for."""
+    return {} if planning.in_flight == 1 else {"shared": {"in_flight": planning.in_flight, "cores": len(team)}}
 
 
 def _noted(found: Found) -> dict[str, Any]:

@@ -9,6 +9,11 @@ import msgspec
 
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
+MOST_IN_FLIGHT = 1024
+"""Requests at a time that tiles may be cut for."""
+Objective = Literal["latency", "throughput"]
+"""What a model's tiles and instances are for: that one request ends soon, or that many are done in a time."""
+OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")
 Effort = Literal["none", "quick", "thorough"]
 Vectors = Literal["", "short", "halved", "whole"]
 """What vectors a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""
@@ -55,6 +60,8 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     done. The tiles are those of the same planning without barriers, searched for without them, so that two such plans differ by the
     barriers alone; the plan with barriers says nothing of the search, whose predictions are of the other.
     `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
+    `in_flight`: for how many requests at a time the tiles are cut; 1: for requests alone. More finish more of them, later each
+    (`planner.tiling.teams`). A runtime sets it for models that are loaded for throughput.
     `stack_steps`: how many steps a sequence of a stack has at most (`planner.passes.depth_first`); None: as many as fit a cache.
     """
 
@@ -62,6 +69,7 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     barriers: bool = False
     stacks: bool = True
     stack_steps: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    in_flight: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_FLIGHT)] = 1
 
     @property
     def longest_ns(self) -> float:

@@ -140,6 +140,11 @@ def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
     return _Search(storage, machine, 0).latency(grids)
 
 
+def graph(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> Tiles:
+    """The tiles of these grids as the simulation takes them, with costs as if the cores of the machine shared them."""
+    return _Search(storage, machine, 0).graph(grids)
+
+
 def whole_ns(storage: Storage) -> list[float]:
     """Nanoseconds of each step in one tile."""
     known: dict[int, float] = {}
@@ -199,9 +204,16 @@ class _Search:
     def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
         """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
         self.order = self.critical if critical else self.layers
-        steps = zip(self.kinds, self.storage.steps, grids, strict=True)
-        self.rungs = [self._rung(kind, node, grid) for kind, node, grid in steps]
+        self.rungs = self._rungs(grids)
         return self._latency(self.rungs)
+
+    def graph(self, grids: Sequence[Grid]) -> Tiles:
+        """As layers follow each other."""
+        return _tiles(self.edges.wiring(grids), self._rungs(grids), self.layers)
+
+    def _rungs(self, grids: Sequence[Grid]) -> list[_Rung]:
+        steps = zip(self.kinds, self.storage.steps, grids, strict=True)
+        return [self._rung(kind, node, grid) for kind, node, grid in steps]
 
     @property
     def branches(self) -> bool:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Precision, Vectors
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision, Vectors
+
+INSTANCES: Final = 2
+"""Of a model that is loaded for latency, where nobody says how many: a second request fills what the first one leaves idle."""
+MOST_INSTANCES: Final = 32
+SPARE: Final = 2
+"""Requests for throughput beside one for each core, at least: those that are on their way to a client and back; of many cores, half as many
+as there are."""
+
+
+def instances_for(objective: Objective, cores: int) -> int:
+    """How many requests of a model are to run at a time, where nobody says."""
+    return INSTANCES if objective == "latency" else min(cores + max(SPARE, cores // 2), MOST_INSTANCES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,9 @@ def test_plans(make: Callable[[GraphBuilder], Graph], reuse: bool, monkeypatch: 
     """Valid ones: no tile has a smaller depth than what it waits for, be it for recycled memory. Tiles and edges are as ever."""
     plans = []
     for critical in (False, True):
-        monkeypatch.setattr(build, "_tiled", lambda _, storage, *__, c=critical: (storage, Found(choose_grids(storage, 4), c)))
+        monkeypatch.setattr(
+            build, "_tiled", lambda _, storage, machine, *__, c=critical: (storage, Found(choose_grids(storage, 4), c), machine)
+        )
         plans.append(build_plan(make(GraphBuilder()), workers=4, options=PlanOptions(reuse_memory=reuse)))
         validate(plans[-1].segment())
     layers, first = plans
