@@ -45,6 +45,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["f32", "bf16"] = "f32"
     winograd: bool = True
     accuracy: Literal["strict", "default", "fast"] = "default"
+    objective: Literal["latency", "throughput"] = "latency"
     replan: bool = True
     patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] | Literal["auto"] = "auto"

@@ -190,7 +190,7 @@ class Scheduled(Document):
 
 class LoadedModel(Document):
     """A model. `clients`: how many hold it; `planning`: plans that are being made; `doing`: how far its planning process is; `share`: its
-    weight where core time is short."""
+    weight where core time is short; `objective`: what its tiles and instances are for."""
 
     id: int
     name: str
@@ -200,6 +200,7 @@ class LoadedModel(Document):
     planning: int
     doing: Step | None
     share: float
+    objective: str
     scheduled: Scheduled
     weight_bytes: int
     plans: list[LivePlan]
@@ -452,6 +453,13 @@ class Search(Document):
     order: str
 
 
+class SharedCores(Document):
+    """Of a plan for throughput: for how many requests at a time it is, and how many `cores` each of them is cut for."""
+
+    in_flight: int
+    cores: int
+
+
 class Measured(Document):
     one_core_ms: float
     min_ms: float
@@ -492,6 +500,7 @@ class Plan(Document):
     layers: list[Layer]
     planning_s: float
     search: Search | None
+    shared: SharedCores | None
     file: str | UnsetType = UNSET
     measured: Measured | UnsetType = UNSET
 

@@ -8,12 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from aspen_mp.cli import output, sources
 from aspen_mp.cli.output import mebibytes
 from aspen_mp.errors import UnsupportedModelError
-from aspen_mp.shm.words import a
+from aspen_mp.shm.words import a, count
 from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def plan(
             "--in-flight",
             min=1,
             max=64,
-            help="Number of requests at a time, for the predicted throughput. Default: the profile's instances.",
+            help="Number of requests at a time, for the predicted throughput. Default: the instances that a runtime would have.",
         ),
     ] = None,
     explain: Annotated[
@@ -65,6 +66,7 @@ def plan(
     accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
     stacks: sources.StacksOption = True,
+    objective: sources.ObjectiveOption = None,
     search: sources.SearchOption = "quick",
     profile: Annotated[str | None, typer.Option("--profile", help="Name of a profile (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
@@ -75,6 +77,7 @@ def plan(
     """
     from aspen_mp import config
     from aspen_mp.control.planning import local_rates
+    from aspen_mp.control.planning.options import instances_for
     from aspen_mp.planner import api
     from aspen_mp.planner.cost import op_cost
     from aspen_mp.planner.plan.explain import predict
@@ -84,6 +87,11 @@ def plan(
     op_cost.use(local_rates.planning()[0])  # as a runtime would
     machine, planned = machines(cores, chosen, measured)
     rounded = sources.precision(precision) or chosen.models.precision
+    planning = sources.planning(search).checked(stacks=stacks)
+    many = in_flight or chosen.models.instances
+    if (sources.objective(objective) or chosen.models.objective) == "throughput":
+        many = in_flight or instances_for("throughput", len(planned))
+        planning = msgspec.structs.replace(planning, in_flight=many)
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
     with output.progress(f"planning {source.label}", quiet=as_json):
@@ -95,7 +103,7 @@ def plan(
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
             pairs=rounded == "bf16" and _isa.sums_pairs(),
-            planning=sources.planning(search).checked(stacks=stacks),
+            planning=planning,
         )
         began = time.perf_counter()
         result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
@@ -108,8 +116,9 @@ def plan(
         serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
         op_cost.use(measured)
         plan, alone = result.plan.predicted_anew(), serial and serial.predicted_anew()
-        report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=in_flight or chosen.models.instances))
+        report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=many))
         report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
+        report["shared"] = result.plan.metadata.get("shared")
     if file is not None:
         from aspen_mp.planner.plan import plan_file
 
@@ -182,8 +191,10 @@ def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction)
 
 
 def _planned(report: dict[str, Any]) -> str:
-    found = report["search"]
+    found, shared = report["search"], report["shared"]
     took = f"in {report['planning_s']:.2f} s"
+    if shared is not None:
+        took += f"; for {shared['in_flight']} requests at a time, each shared by {count(shared['cores'], 'core')}"
     if found is None:
         return took
     gain = f"{found['start_ms']:.2f} to {found['best_ms']:.2f} ms simulated"

@@ -74,6 +74,7 @@ def run(
     accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
     stacks: sources.StacksOption = True,
+    objective: sources.ObjectiveOption = None,
     search: sources.SearchOption = "quick",
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Largest error that --check accepts, relative to the largest magnitude of the output.")
@@ -90,7 +91,7 @@ def run(
         )
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "precision": sources.precision(precision), "accuracy": sources.accuracy(accuracy)}
-    how |= {"stacks": stacks, "planning": sources.planning(search)}
+    how |= {"stacks": stacks, "objective": sources.objective(objective), "planning": sources.planning(search)}
     source = sources.resolve(model, batch, seq)
     runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
     with runtime:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from aspen_mp.client.named_models import Collection
-    from aspen_mp.planner.job.options import Accuracy, Planning, Precision
+    from aspen_mp.planner.job.options import Accuracy, Objective, Planning, Precision
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An .onnx file, a .networks file, or zoo:NAME for a network of the built-in zoo.")
@@ -52,6 +52,14 @@ StacksOption = Annotated[
     bool,
     typer.Option("--stacks/--no-stacks", help="Run layers that do not mix channels depth first where that is faster, or each by itself."),
 ]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="latency|throughput",
+        help="What the tiles are for: that one request ends soon, or that many are done in a time. Default: what the profile says.",
+    ),
+]
 SearchOption = Annotated[
     str,
     typer.Option("--search", help="How long to search for better tiles: none, quick (seconds at most) or thorough.", metavar="EFFORT"),
@@ -80,6 +88,18 @@ def precision(text: str | None) -> Precision | None:
             return known
     if text is not None:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(PRECISIONS)}", param_hint="--precision")
+    return None
+
+
+def objective(text: str | None) -> Objective | None:
+    """What --objective says."""
+    from aspen_mp.planner.job.options import OBJECTIVES
+
+    for known in OBJECTIVES:
+        if text == known:
+            return known
+    if text is not None:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(OBJECTIVES)}", param_hint="--objective")
     return None
 
 

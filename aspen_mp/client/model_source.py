@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aspen_mp.client import arguments, named_models
 from aspen_mp.control.wire import file_stamp, protocol
-from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Precision
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.shm.errors import ModelParseError, RuntimeLost
 from aspen_mp.shm.words import a
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from aspen_mp.client.session import Session
 
 
+class LoadOptions(NamedTuple):
+    """How a model is loaded, as `Runtime.load` says. `instances` None: as many as the objective needs."""
+
+    instances: int | None
+    precision: Precision
+    winograd: bool
+    accuracy: Accuracy
+    planning: Experiment = AUTOMATIC
+    share: float = 1.0
+    objective: Objective = "latency"
+
+
 class ModelSource:
     """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
 
@@ -28,19 +40,14 @@ class ModelSource:
         path: str,
         data: bytes | None,
         name: str,
-        instances: int,
-        precision: Precision,
-        winograd: bool,
-        accuracy: Accuracy,
-        planning: Experiment = AUTOMATIC,
-        share: float = 1.0,
+        options: LoadOptions,
         *,
         keep: bool = False,
     ) -> None:
         self._path = path
         self._data = data
         self._keep = keep
-        self._options = (name, instances, precision, winograd, accuracy, planning, share)
+        self._name, self._options = name, options
         self._stamp = _stamp(path) if path and keep else ()
 
     @property
@@ -60,7 +67,7 @@ class ModelSource:
                 file = _memfd(self._data)
                 if not self._keep:
                     self._data = None
-            return session.load(self._path, -1 if file is None else file.fd, *self._options, progress)
+            return session.load(self._path, -1 if file is None else file.fd, self._name, *self._options, progress)
         finally:
             if file is not None:
                 file.close()

@@ -25,7 +25,7 @@ from aspen_mp.client.reconnect import WAIT_S, Reconnects
 from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.control.pool import core_leases
 from aspen_mp.control.wire.spawn import spawn
-from aspen_mp.planner.job.options import ACCURACIES, PRECISIONS, Accuracy, Planning, Precision
+from aspen_mp.planner.job.options import ACCURACIES, OBJECTIVES, PRECISIONS, Accuracy, Objective, Planning, Precision
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from aspen_mp.client.model import Model
     from aspen_mp.client.session import Session
-    from aspen_mp.client.workload import Objective, Workload
+    from aspen_mp.client.workload import Workload
     from aspen_mp.config import Profile
     from aspen_mp.tracing.trace import Trace
 
@@ -199,6 +199,7 @@ class Runtime:
         accuracy: Accuracy | None = None,
         stacks: bool = True,
         share: float = 1.0,
+        objective: Objective | None = None,
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
@@ -209,7 +210,8 @@ class Runtime:
         Args:
             model: The path of an ONNX file, its bytes, an `onnx.ModelProto`, or "zoo:NAME" for a network of the built-in zoo.
             name: What `status` and messages call it. None: the name of the file or of the graph.
-            instances: How many requests of it can execute at the same time; each takes memory of its own for activations.
+            instances: How many requests of it can execute at the same time, from 1 to 32; each takes memory of its own for activations.
+                None: the profile's value, or with the objective "throughput" as many as keep all cores busy.
             input_shapes: {input: shape} to plan for now. Without it, a model with open dimensions is planned at its first request.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
                 bf16 and sum in f32, where the processor has AVX512_BF16. All else stays f32.
@@ -221,10 +223,13 @@ class Runtime:
                 faster. Results have the same bits either way.
             share: How much core time its requests get beside those of other models of the same priority class, when there is not enough:
                 twice as much with 2.0 as with 1.0. Each client that uses a model gets this share of its own. From 0.01 to 100.
+            objective: "latency": one request at a time ends as soon as possible, shared by all cores. "throughput": as many requests as
+                possible are done in a time, each shared by as few cores as `instances` allow. A request alone then takes longer. Results
+                have the same bits either way.
             planning: How long to search for tiles. Results have the same bits.
             progress: Called as ``progress(step, done, total)`` while the model is loaded.
 
-        None takes the profile's value for `instances`, `precision`, `winograd` and `accuracy`.
+        None takes the profile's value for `instances`, `precision`, `winograd`, `accuracy` and `objective`.
 
         Returns:
             The model, ready to run.
@@ -241,12 +246,13 @@ class Runtime:
             TypeError, ValueError: An argument has a type or a value that no model could take.
         """
         from aspen_mp.client.model import Model
-        from aspen_mp.client.model_source import ModelSource, where
+        from aspen_mp.client.model_source import LoadOptions, ModelSource, where
 
         self._session.sweep()
         defaults = self._profile.models
         name = None if name is None else arguments.text("name", name)
-        instances = arguments.whole("instances", defaults.instances if instances is None else instances, 1, arguments.MOST_INSTANCES)
+        objective = arguments.one_of("objective", defaults.objective if objective is None else objective, OBJECTIVES)
+        instances = self._instances(instances, objective)
         precision = arguments.one_of("precision", defaults.precision if precision is None else precision, PRECISIONS)
         winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
         accuracy = arguments.one_of("accuracy", defaults.accuracy if accuracy is None else accuracy, ACCURACIES)
@@ -260,7 +266,8 @@ class Runtime:
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = where(model)
         chosen = planning.checked(stacks=stacks)
-        source = ModelSource(path, data, name or label, instances, precision, winograd, accuracy, chosen, share, keep=self._link.revives)
+        options = LoadOptions(instances, precision, winograd, accuracy, chosen, share, objective)
+        source = ModelSource(path, data, name or label, options, keep=self._link.revives)
         del data
         losses = 0
         while True:
@@ -272,6 +279,12 @@ class Runtime:
                 losses += 1
                 if lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
                     raise
+
+    def _instances(self, wanted: int | None, objective: Objective) -> int | None:
+        """How many to ask for; None: as many as the objective needs."""
+        if wanted is None and objective == "throughput":
+            return None
+        return arguments.whole("instances", self._profile.models.instances if wanted is None else wanted, 1, arguments.MOST_INSTANCES)
 
     def _prepared(self, result: Model, input_shapes: Mapping[str, tuple[int, ...]] | None, progress: Progress | None) -> Model:
         """Planned as far as shapes are known; given back where that fails."""

@@ -208,10 +208,14 @@ class Workload:
             for source, pipeline in self._pipelines.items():
                 path = self._written(self._folder, source, pipeline)
                 name = ", ".join(network.name for network in pipeline.networks)
-                pipeline.model = self._load(path, name=name, instances=IN_FLIGHT[self._objective], share=pipeline.share)
+                pipeline.model = self._load(path, name=name, **self._how(), share=pipeline.share)
         except BaseException:
             self.stop()
             raise
+
+    def _how(self) -> dict[str, Any]:
+        """How its models are loaded."""
+        return {"instances": IN_FLIGHT[self._objective], "objective": self._objective}
 
     def _written(self, folder: str, source: str, pipeline: _Pipeline) -> str:
         """The file that describes a pipeline. Models that are no files get one beside it."""

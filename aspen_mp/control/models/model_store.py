@@ -22,7 +22,7 @@ from aspen_mp.control.models.plan_states import MODEL_TABLE, Asker, Event, Machi
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning import child_main
-from aspen_mp.control.planning.options import Options
+from aspen_mp.control.planning.options import Options, instances_for
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
 from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild, StagePlanned
 from aspen_mp.control.wire import protocol
@@ -91,10 +91,14 @@ class ModelStore(Machine):
         number, self._next = self._next, self._next + 1
         pairs = message.precision == "bf16" and sums_pairs()
         strassen = vectors() if message.winograd else ""
-        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
         name, setup = message.name or source.name, self._setup
-        model = Model(number, key, source, message.instances, options, ArenaPool(self._segments), name)
-        model.share = message.share
+        instances = message.instances or instances_for(message.objective, len(setup.speeds()))
+        planning = message.planning
+        if message.objective == "throughput":
+            planning = msgspec.structs.replace(planning, in_flight=instances)
+        options = Options(message.precision, message.winograd, planning, strassen, sums_bytes(), pairs, message.accuracy)
+        model = Model(number, key, source, instances, options, ArenaPool(self._segments), name)
+        model.share, model.objective = message.share, message.objective
         serve = partial(child_main.serve, model, setup.cache, setup.rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
         model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
@@ -291,6 +295,7 @@ class ModelStore(Machine):
                 "planning": len(model.begun),
                 "doing": _doing(model),
                 "share": model.share,
+                "objective": model.objective,
                 "scheduled": counts.get(model.id) or dict.fromkeys(MODEL_COUNTS, 0),
                 "weight_bytes": self._bytes(model.weight_segments),
                 "plans": [self._describe(plan) for plan in model.live.values() if plan.segments],
@@ -322,7 +327,7 @@ def _doing(model: Model) -> dict[str, Any] | None:
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.ModelFile, tuple[Any, ...]]:
-    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning, message.share)
+    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning, message.share, message.objective)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")

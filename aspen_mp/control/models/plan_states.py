@@ -28,6 +28,7 @@ from aspen_mp.control.planning.planner_child import JobProgress, PlannerChild, P
 from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, extent_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
+from aspen_mp.planner.job.options import Objective
 from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
 
@@ -203,9 +204,9 @@ class Model:
 
     `child` plans what clients ask for, `behind` what nobody waits for. `waiting`: who is told when it is loaded; `users`: how often each
     client has it loaded. `live`: the plan that was asked for longest ago first; `making`: the others, until they are live or have failed.
-    `share`: its weight where core time is short. `buckets`: which live plans serve many shapes; `ahead`: how often one of them was begun
-    for nobody yet. `spares`: arenas of plans that were retired. `lost`: weight segments, by number in `weight_segments`, that are used no
-    more because these files were cut short."""
+    `share`: its weight where core time is short. `objective`: what its tiles and instances are for. `buckets`: which live plans serve many
+    shapes; `ahead`: how often one of them was begun for nobody yet. `spares`: arenas of plans that were retired. `lost`: weight segments,
+    by number in `weight_segments`, that are used no more because these files were cut short."""
 
     id: int
     key: tuple[Any, ...]
@@ -215,6 +216,7 @@ class Model:
     spares: ArenaPool
     name: str
     share: float = field(default=1.0, init=False)
+    objective: Objective = field(default="latency", init=False)
     state: ModelState = field(default=ModelState.LOADING, init=False)
     child: PlannerChild = field(init=False)
     behind: PlannerChild = field(init=False)

@@ -254,7 +254,8 @@ class Planner:
                 self._ahead.begin(_roomy(arena_bytes))
 
         mine = self._options
-        planning = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
+        # Without a search there is one instance.
+        planning = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none", in_flight=1)
         if planning.longest_ms is None:
             planning = msgspec.structs.replace(planning, longest_ms=message.longest_ms)
         return api.Options(

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.job.options import Accuracy, Experiment, Precision
+from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
@@ -65,12 +65,14 @@ class Load(Message):
     id: Count
     path: Name
     name: Name
-    instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
+    instances: Annotated[int, msgspec.Meta(ge=1, le=32)] | None
+    """None: as many as the objective needs on the cores that there are."""
     precision: Precision
     winograd: bool
     planning: Experiment = Experiment()
     accuracy: Accuracy = "default"
     share: Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=MOST_SHARE)] = 1.0
+    objective: Objective = "latency"
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -160,6 +160,12 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert file.stat().st_size > 0
     many = as_json("plan", model, "--cores", "2P+2E", "--in-flight", 3)
     assert (many["machine"], many["cores"], many["power"], many["in_flight"]) == ("2@1+2@0.5", 4, 3.0, 3)
+    assert many["shared"] is None
+    most = as_json("plan", model, "--cores", "4", "--objective", "throughput")
+    assert most["in_flight"] == most["shared"]["in_flight"] == 6
+    assert 1 <= most["shared"]["cores"] <= 4
+    assert "for 6 requests at a time" in " ".join(ok("plan", model, "--cores", "4", "--objective", "throughput").split())
+    assert cli("plan", model, "--objective", "speed").returncode == 2
     assert 0 < many["longest_path_ms"] <= many["predicted_ms"] <= many["one_core_ms"]
     assert 0 < many["utilisation"] <= 1
     assert many["parallel_fraction"] <= 1
