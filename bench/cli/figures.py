@@ -98,6 +98,10 @@ def scaling(
         str | None, typer.Option("--threads", "-t", metavar="1,2", help="Numbers of cores to measure. Default: powers of two, and all.")
     ] = None,
     simulated: Annotated[str, typer.Option("--simulate", metavar="16,64", help="Numbers of cores to simulate, or none.")] = "4,16,64",
+    in_flight: Annotated[
+        str | None,
+        typer.Option("--in-flight", metavar="2,8,32", help="Also simulate these numbers of requests at a time, on the simulated cores."),
+    ] = None,
     cores: options.Cores = None,
     engines: options.Engines = None,
     apart: Annotated[
@@ -125,16 +129,18 @@ def scaling(
     far: list[int] = []
     if simulated != "none" and OURS in chosen:
         far = [n for n in options.counts(simulated, "--simulate") if n > len(cpus)]
+    at_once = options.counts(in_flight, "--in-flight") if in_flight else []
     schedule = options.schedule(rounds, seconds, runs)
 
     def measure(case: Case, say: Say) -> ScalingResult:
-        result = bench.measure(case, chosen, cpus, numbers, far, schedule, say, apart=apart)
+        result = bench.measure(case, chosen, cpus, numbers, far, schedule, say, apart=apart, in_flight=at_once)
         result.absent = absent
         return result
 
     results = run.each(options.cases(networks), measure)
     run.draw(bench.plot, results)
     shown = [_scaled(result, [*chosen, bench.APART]) for result in results]
+    shown += [_at_once(result) for result in results if result.at_once]
     run.end(results, shown, absent, disturbed=sum(result.disturbed for result in results))
 
 
@@ -152,6 +158,15 @@ def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
     ]
     columns = ["engine", "cores", "ms", "min ms", "speedup", "p_e", "by min"]
     return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
+
+
+def _at_once(result: ScalingResult) -> findings.Shown:
+    """What cores do beside so many times what one does."""
+    rows = [[p.cores, p.in_flight, f"{p.latency:.3f}", f"{p.throughput:.3f}", p.team] for p in result.at_once]
+    columns = ["cores", "requests at a time", "for latency", "for throughput", "cores that share a request"]
+    best = max(result.at_once, key=lambda p: p.throughput)
+    verdict = f"{result.case}: {best.throughput:.3f} of {best.cores} times one core with {best.in_flight} requests at a time, simulated"
+    return findings.Shown(f"{result.case}, several requests at a time, simulated", columns, rows, verdict)
 
 
 @benchmark()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
 from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
-from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.figures.simulated import AtOnce, Network
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
@@ -73,7 +73,8 @@ class InState:
 @dataclass(slots=True)
 class ScalingResult:
     """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first. `far`: what a byte of
-    another core's took longer meanwhile, as of `Comparison`; `states`: where the machine was in several."""
+    another core's took longer meanwhile, as of `Comparison`; `states`: where the machine was in several. `at_once`: several requests at a
+    time, simulated."""
 
     case: str
     serial: str
@@ -87,6 +88,7 @@ class ScalingResult:
     memory: list[Memory] = field(default_factory=list)
     far: float | None = None
     states: list[InState] = field(default_factory=list)
+    at_once: list[AtOnce] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -131,9 +133,10 @@ def measure(
     say: Say,
     *,
     apart: bool = False,
+    in_flight: Sequence[int] = (),
 ) -> ScalingResult:
     """Measures a network on the first n of `cores`, for each n of `numbers`; `simulated`: core counts to simulate. `apart`: n requests on n
-    runtimes, too."""
+    runtimes, too. `in_flight`: numbers of requests at a time to simulate on each of these core counts."""
     counts = sorted({1, *numbers})
     variants = [Variant(_label(engine, n), engine, cores[:n]) for engine in engines for n in counts]
     ours = OURS in engines
@@ -150,6 +153,7 @@ def measure(
     if simulated:
         for n, ms in network.cores(simulated).items():
             result.points.append(_point(OURS, n, ms, ms, result.serial_ms, result.serial_ms, simulated=True))
+        result.at_once = network.at_once(simulated, in_flight)
     shared = [m for m in result.memory if m.cores > 1]
     if shared and result.memory[0].cores == 1:
         times = {m.cores: m.gb_s / result.memory[0].gb_s for m in shared}

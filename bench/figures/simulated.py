@@ -15,18 +15,32 @@ if TYPE_CHECKING:
     from aspen_mp.planner.plan.plan import Plan
 
 
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """`in_flight` requests at a time on so many `cores`, by simulation. `latency`, `throughput`: what a plan for that objective reaches,
+    1.0 being `cores` times one core. `team`: for how many cores the plan for throughput cuts a request."""
+
+    cores: int
+    in_flight: int
+    latency: float
+    throughput: float
+    team: int
+
+
 @dataclass(slots=True)
 class Network:
     """A network of the zoo, planned as often as is asked for."""
 
     case: Case
 
-    def plan(self, machine: Machine) -> Plan:
-        """The plan that a runtime makes for such cores, with the rates that this process uses."""
+    def plan(self, machine: Machine, in_flight: int = 1) -> Plan:
+        """The plan that a runtime makes for such cores, with the rates that this process uses. `in_flight`: requests at a time that it is
+        for."""
+        from aspen_mp.planner.job.options import Experiment
         from aspen_mp.tools.local_plans import planned
 
         model = models.build(self.case.network, batch=self.case.batch, seq=self.case.seq, **self.case.options)
-        return planned(model, models.inputs(model), machine)
+        return planned(model, models.inputs(model), machine, Experiment(in_flight=in_flight))
 
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
         """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
@@ -40,6 +54,27 @@ class Network:
             for n in counts:
                 machine = Machine.uniform(n, op_cost.rates())
                 found[n] = simulate(of_plan(self.plan(machine)), machine).latency_ns / 1e6
+        return found
+
+    def at_once(self, counts: Sequence[int], numbers: Sequence[int]) -> list[AtOnce]:
+        """For so many cores like this machine's and so many requests at a time: what the cores do beside so many times one core, with the
+        plan for requests alone and with that for throughput."""
+        from aspen_mp.planner.cost import op_cost
+        from aspen_mp.planner.cost.machine import Machine
+        from aspen_mp.planner.simulation.simulate import of_plan, throughput
+        from aspen_mp.tools.local_plans import calibrated
+
+        found = []
+        with calibrated():
+            one = Machine.uniform(1, op_cost.rates())
+            alone = throughput(of_plan(self.plan(one)), one, 2)
+            for n in counts:
+                machine = Machine.uniform(n, op_cost.rates())
+                before = of_plan(self.plan(machine))
+                for in_flight in numbers:
+                    plan = self.plan(machine, in_flight)
+                    latency, most = (throughput(tiles, machine, in_flight) / (n * alone) for tiles in (before, of_plan(plan)))
+                    found.append(AtOnce(n, in_flight, latency, most, plan.metadata.get("shared", {}).get("cores", n)))
         return found
 
     def fractions(self, memory: Mapping[int, float]) -> list[tuple[float, float]]:

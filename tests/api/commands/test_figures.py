@@ -134,11 +134,13 @@ def test_stacks_of_nothing(arguments: list[str], says: str) -> None:
 
 
 def test_scaling(tmp_path: Path) -> None:
-    found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64", "--apart")
+    found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64", "--apart", "--in-flight", "1,3")
     measured = [(p.engine, p.cores) for p in found.points if not p.simulated]
     apart = {(scaling.APART, CORES)} if CORES > 1 else set()
     assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} | apart == set(measured)
     assert [p.cores for p in found.points if p.simulated] == [64]
+    assert [(p.cores, p.in_flight) for p in found.at_once] == [(64, 1), (64, 3)]
+    assert all(1 <= p.team <= 64 and p.latency > 0 and p.throughput > 0 for p in found.at_once)
     assert [m.cores for m in found.memory] == sorted({1, CORES})
     assert all(m.best_gb_s >= m.gb_s > 0 for m in found.memory)
 
