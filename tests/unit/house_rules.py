@@ -20,7 +20,7 @@ PARTS: Final = {
 ORDERS: Final = {
     "aspen_mp": [
         *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
-        *("compat", "backend", "inference", "tools", "cli", "bench"),
+        *("compat", "torch", "backend", "inference", "tools", "cli", "bench"),
     ],
     "aspen_mp.planner": [
         "job",

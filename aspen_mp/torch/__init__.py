@@ -1,0 +1,1 @@
+"""PyTorch modules in a runtime: the backend of `torch.compile`, `optimize`, `explain`."""

@@ -1,0 +1,112 @@
+"""The backend of `torch.compile`: graphs of ATen operators run in a runtime, what cannot run there stays with PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+
+from aspen_mp.shm.errors import UnsupportedModelError
+from aspen_mp.torch import decompositions, partition
+from aspen_mp.torch.compiled import Compiled, Options
+from aspen_mp.torch.importer import import_graph
+
+log = logging.getLogger("aspen_mp.torch")
+_warned: set[str] = set()
+_OPTIONS = ("runtime", "precision", "min_block_size", "name")
+
+
+def aspen_mp(module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    """Compile a graph for a runtime. `torch.compile(model, backend="aspen_mp", options={…})` calls this.
+
+    Args:
+        module: The graph that Dynamo has captured.
+        example_inputs: Its arguments, which tell their shapes.
+        mode: Ignored: plans are made for the machine at hand in every mode.
+        options: "runtime": the name of a runtime that `aspen-mp launch` started, a `Runtime`, or None for one of the process's own.
+            "precision": "f32" or "bf16", as of `Runtime.load`. "min_block_size": graphs with fewer operators than this stay with PyTorch.
+            "name": what `aspen-mp status` calls the model.
+
+    Returns:
+        A function that computes what the graph says.
+
+    Raises:
+        ValueError: An option is unknown.
+        UnsupportedModelError: A tensor is not in the memory of the CPU.
+    """
+    chosen = options_of(options)
+    check_devices(example_inputs)
+    if needs_gradients(example_inputs):
+        return module.forward
+    return aot_autograd(fw_compiler=_compiler(chosen), decompositions=decompositions.table())(module, example_inputs)
+
+
+def options_of(options: Mapping[str, Any] | None) -> Options:
+    """ValueError where one is unknown."""
+    given = dict(options or {})
+    for key in given:
+        if key not in _OPTIONS:
+            raise ValueError(f"backend aspen_mp: option {key!r} is unknown. Give some of {', '.join(map(repr, _OPTIONS))}")
+    return Options(**given)
+
+
+def check_devices(values: Sequence[Any]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+            raise UnsupportedModelError(
+                f"backend aspen_mp: a tensor is on device {value.device}, and aspen-mp computes on CPUs only. Move model and inputs there: "
+                "model.to('cpu')"
+            )
+
+
+def needs_gradients(values: Sequence[Any]) -> bool:
+    """Whether PyTorch has to run a graph because its results may be asked for gradients. Says so once."""
+    if not torch.is_grad_enabled() or not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+        return False
+    once(
+        "gradients",
+        "backend aspen_mp: an input or a parameter needs gradients, so PyTorch runs this graph. Call the model under torch.no_grad() or "
+        "torch.inference_mode() to run it in aspen-mp",
+    )
+    return True
+
+
+def once(key: str, message: str) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _compiler(options: Options) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(compiled(module, constant_places(), options))  # type: ignore[no-any-return]
+
+    return compile_graph
+
+
+def constant_places() -> list[int]:
+    """Which arguments of the graph that AOTAutograd is compiling are parameters or buffers that the graph does not change."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return []
+    changed = {k for k, info in enumerate(metadata.input_info) if info.mutates_data}
+    return [place for place in metadata.static_input_indices if place not in changed]
+
+
+def compiled(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
+    """A function that runs a graph of ATen operators: in the runtime as far as it can."""
+    imported = import_graph(module.graph, constants)
+    if not imported.unsupported:
+        if partition.size(module.graph.nodes) < options.min_block_size:
+            return module.forward  # type: ignore[no-any-return]
+        return Compiled(module.graph, constants, options, imported)
+    for node, why in imported.unsupported.items():
+        log.info("%s (%s) stays with PyTorch: %s", node.name, node.target, why)
+    return partition.split(module, constants, imported.unsupported, options)

@@ -1,0 +1,260 @@
+"""What rules write ONNX nodes with: values, constants, casts, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from onnx import AttributeProto, NodeProto, TensorProto
+
+from aspen_mp.torch import sizes
+from aspen_mp.torch.registry import Unsupported
+
+ONNX_TYPES: Final[dict[Any, int]] = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.float16: TensorProto.FLOAT16,
+    torch.bfloat16: TensorProto.BFLOAT16,
+    torch.int8: TensorProto.INT8,
+    torch.int16: TensorProto.INT16,
+    torch.int32: TensorProto.INT32,
+    torch.int64: TensorProto.INT64,
+    torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL,
+}
+NUMPY_TYPES: Final[dict[Any, np.dtype[Any]]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.uint8: np.dtype(np.uint8),
+    torch.bool: np.dtype(np.bool_),
+}
+INT64: Final = torch.int64
+_KINDS: Final = {
+    int: AttributeProto.INT,
+    bool: AttributeProto.INT,
+    float: AttributeProto.FLOAT,
+    str: AttributeProto.STRING,
+}
+
+
+class Value(NamedTuple):
+    """A tensor of the ONNX graph. `shape`: ints and SymInts; empty for a scalar, and where a rule has not said it."""
+
+    name: str
+    dtype: Any
+    shape: tuple[Any, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+Scalar = int | float | bool
+
+
+class Builder:
+    """The ONNX nodes of a graph, in order. `out`: what PyTorch says that the present FX node gives (a FakeTensor, or several)."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: dict[str, npt.NDArray[Any]] = {}
+        self.out: Any = None
+        self.used: set[int] = set()
+        """Which results of the present FX node are read, where it has several."""
+        self.made: dict[str, NodeProto] = {}
+        self.sources: dict[Any, Value] = {}
+        """Symbol of a size → the int64 [1] value that has it."""
+        self._label = ""
+        self._rule = ""
+        self._count = 0
+        self._known: dict[Any, Value] = {}
+        self._sizes: dict[Any, Value] = {}
+
+    def begin(self, label: str, rule: str, out: Any, used: set[int]) -> None:
+        """What follows is written for the FX node `label`, by the rule of this name."""
+        self._label, self._rule, self.out, self.used, self._count = label, rule, out, used, 0
+
+    def made_for(self, operator: str) -> bool:
+        """Whether the present node is this operator, whichever overload unless one is named."""
+        return operator in (self._rule, self._rule.rpartition(".")[0])
+
+    @property
+    def dtype(self) -> Any:
+        return self.out.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.out.shape)
+
+    def rollback(self, n: int) -> None:
+        """Forgets all nodes behind the first `n`: the FX node for which they were written is not supported after all."""
+        for node in self.nodes[n:]:
+            for name in node.output:
+                self.made.pop(name, None)
+        gone = {name for node in self.nodes[n:] for name in node.output}
+        self._sizes = {key: value for key, value in self._sizes.items() if value.name not in gone}
+        del self.nodes[n:]
+
+    # ---- nodes
+
+    def emit(self, op: str, *inputs: Value | None, dtype: Any = None, shape: Sequence[Any] | None = None, **attrs: Any) -> Value:
+        """One node with one output, of `dtype` (None: that of the first input)."""
+        return self.emit_all(op, inputs, [inputs[0].dtype if dtype is None and inputs[0] is not None else dtype], [shape or ()], **attrs)[0]
+
+    def emit_all(
+        self, op: str, inputs: Sequence[Value | None], dtypes: Sequence[Any], shapes: Sequence[Sequence[Any]] | None = None, **attrs: Any
+    ) -> list[Value]:
+        """One node with an output for each of `dtypes`; None for one that is left out."""
+        node = NodeProto(op_type=op)
+        names = ["" if value is None else value.name for value in inputs]
+        while names and not names[-1]:
+            names.pop()
+        node.input.extend(names)
+        outputs = []
+        for place, dtype in enumerate(dtypes):
+            name = f"{self._label}:{self._count}" if self._count else self._label
+            self._count += 1
+            node.output.append("" if dtype is None else name)
+            outputs.append(Value(name, dtype, tuple(shapes[place]) if shapes is not None else ()))
+        node.name = node.output[0] or self._label
+        for key, value in attrs.items():
+            if value is not None:
+                _attribute(node, key, value)
+        self.nodes.append(node)
+        for value in outputs:
+            self.made[value.name] = node
+        return outputs
+
+    # ---- constants
+
+    def constant(self, value: Any, dtype: Any) -> Value:
+        """A constant: a number, nested lists or an array, of a dtype of PyTorch's."""
+        key = (type(value), value, dtype) if isinstance(value, int | float) else None
+        if key is not None and value == value and (value or str(value)[0] != "-"):
+            found = self._known.get(key)
+            if found is not None:
+                return found
+        with np.errstate(over="ignore"):
+            array = np.asarray(value)
+            array = np.ascontiguousarray(array.astype(NUMPY_TYPES[dtype])).reshape(array.shape)
+        result = Value(f"constant.{len(self.constants)}", dtype, array.shape)
+        self.constants[result.name] = array
+        if key is not None:
+            self._known[key] = result
+        return result
+
+    def ints(self, values: Iterable[Any]) -> Value:
+        """A 1-D int64 tensor of ints and SymInts."""
+        plain = [sizes.plain(value) for value in values]
+        if all(isinstance(value, int) for value in plain):
+            key = tuple(plain)
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self.constant(np.array(plain, np.int64), INT64)
+            return found
+        parts: list[Value] = []
+        run: list[int] = []
+        for value in plain:
+            if isinstance(value, int):
+                run.append(value)
+                continue
+            if run:
+                parts.append(self.ints(run))
+                run = []
+            parts.append(self.size(value))
+        if run:
+            parts.append(self.ints(run))
+        return parts[0] if len(parts) == 1 else self.emit("Concat", *parts, dtype=INT64, shape=(len(plain),), axis=0)
+
+    def size(self, value: Any) -> Value:
+        """An int or SymInt as an int64 [1] tensor, computed from the sizes of inputs."""
+        expression = sizes.expression(value)
+        if isinstance(expression, int):
+            return self.ints([expression])
+        found = self._sizes.get(expression)
+        if found is None:
+            found = self._sizes[expression] = sizes.emit(self, expression)
+        return found
+
+    def number(self, value: Any, dtype: Any) -> Value:
+        """A number as a scalar tensor; SymInts too."""
+        plain = sizes.plain(value)
+        if isinstance(plain, int | float | bool):
+            return self.constant(plain, dtype)
+        scalar = self.emit("Reshape", self.size(plain), self.constant(np.zeros(0, np.int64), INT64), dtype=INT64)
+        return self.cast(scalar, dtype)
+
+    # ---- values
+
+    def cast(self, value: Value, dtype: Any) -> Value:
+        if value.dtype == dtype:
+            return value
+        return self.emit("Cast", value, dtype=dtype, shape=value.shape, to=ONNX_TYPES[dtype])
+
+    def operand(self, value: Any, dtype: Any) -> Value:
+        """A tensor or a number as a tensor of `dtype`."""
+        return self.cast(value, dtype) if isinstance(value, Value) else self.number(value, dtype)
+
+    def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
+        plain = [sizes.plain(dim) for dim in shape]
+        symbolic = [place for place, dim in enumerate(plain) if not isinstance(dim, int)]
+        if len(symbolic) == 1 and -1 not in plain and 0 not in plain:
+            target = self.ints([-1 if place == symbolic[0] else dim for place, dim in enumerate(plain)])
+        else:
+            target = self.ints(plain)
+        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if 0 in plain else None)
+
+    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
+        if list(perm) == list(range(len(perm))):
+            return value
+        return self.emit("Transpose", value, shape=[value.shape[p] for p in perm] if value.shape else None, perm=list(perm))
+
+    def expand(self, value: Value, shape: Sequence[Any]) -> Value:
+        return self.emit("Expand", value, self.ints(shape), shape=shape)
+
+
+def _attribute(node: NodeProto, key: str, value: Any) -> None:
+    attribute = node.attribute.add(name=key)
+    kind = _KINDS.get(type(value))
+    if kind is not None:
+        attribute.type = kind
+        if kind == AttributeProto.INT:
+            attribute.i = int(value)
+        elif kind == AttributeProto.FLOAT:
+            attribute.f = value
+        else:
+            attribute.s = value.encode()
+    elif isinstance(value, TensorProto):
+        attribute.type = AttributeProto.TENSOR
+        attribute.t.CopyFrom(value)
+    elif all(isinstance(item, int) for item in value):
+        attribute.type = AttributeProto.INTS
+        attribute.ints.extend(value)
+    elif all(isinstance(item, float) for item in value):
+        attribute.type = AttributeProto.FLOATS
+        attribute.floats.extend(value)
+    else:
+        raise Unsupported(f"{node.op_type}: {key} depends on a size that is not fixed")
+
+
+def static(values: Iterable[Any], what: str) -> list[int]:
+    """Ints; `Unsupported` where one depends on a size that is not fixed."""
+    plain = [sizes.plain(value) for value in values]
+    if not all(isinstance(value, int) for value in plain):
+        raise Unsupported(f"{what} depends on a size that is not fixed")
+    return plain
+
+
+def positive(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    return dim + rank if dim < 0 else dim

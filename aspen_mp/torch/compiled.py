@@ -1,0 +1,220 @@
+"""What a compiled graph is when it is called: arguments in, results out, constants watched.
+
+Constants (parameters and buffers) are part of a loaded model. Each call compares their addresses and versions with those of the model that
+was loaded. Tensors that have changed, or others in their places, lead to another model; what changes often becomes an input.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from aspen_mp.torch import weights
+from aspen_mp.torch.builder import NUMPY_TYPES
+from aspen_mp.torch.importer import Imported, Input, import_graph
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from aspen_mp import Model, Runtime
+
+MOST_VARIANTS: Final = 64
+"""Models of one graph with other constants: of instances of one class of modules, say."""
+MOST_CHANGES: Final = 2
+"""A constant that has changed more often in place becomes an input."""
+
+Feed = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`runtime`: a name, a `Runtime`, or None for the process's own. `precision`: as of `Runtime.load`."""
+
+    runtime: Runtime | str | None = None
+    precision: str = "f32"
+    min_block_size: int = 3
+    name: str = ""
+
+
+class _Variant:
+    """The graph with certain constants, loaded."""
+
+    def __init__(self, model: Model, imported: Imported, tensors: Sequence[Any]) -> None:
+        self.model = model
+        self.run = model.run
+        self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
+        self.tensors = [weakref.ref(tensor) for tensor in tensors]
+        self.feeds = [(item.name, item.place, _feed(item)) for item in imported.inputs]
+        self.results = [_result(output) for output in imported.outputs]
+
+
+class Compiled:
+    """A graph that is run by a runtime. Any thread may call it.
+
+    Args:
+        graph: Of ATen operators that are all supported.
+        constants: The places of arguments that are parameters or buffers.
+        options: Where and how it runs.
+    """
+
+    def __init__(self, graph: fx.Graph, constants: Sequence[int], options: Options, imported: Imported | None = None) -> None:
+        self._graph = graph
+        self._constants = list(constants)
+        self._options = options
+        self._imported = imported if imported is not None else import_graph(graph, constants)
+        self._variants: dict[tuple[Any, ...], _Variant] = {}
+        self._changes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._last: tuple[list[int], list[Any], _Variant] | None = None
+
+    def __call__(self, *args: Any) -> list[Any]:
+        last = self._last
+        if last is not None and last[1] == [_stamp(args[place]) for place in last[0]]:
+            variant = last[2]
+        else:
+            variant = self._find(args)
+        results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
+        return [result(results, args) for result in variant.results]
+
+    # ---- models
+
+    def _find(self, args: Sequence[Any]) -> _Variant:
+        with self._lock:
+            places = [constant.place for constant in self._imported.constants if constant.place >= 0]
+            stamps = [_stamp(args[place]) for place in places]
+            key = tuple(stamps)
+            variant = self._variants.get(key)
+            if variant is None:
+                if self._variants:
+                    self._note_changes(places, args)
+                    places = [constant.place for constant in self._imported.constants if constant.place >= 0]
+                    stamps = [_stamp(args[place]) for place in places]
+                    key = tuple(stamps)
+                variant = self._load(args)
+                while len(self._variants) >= MOST_VARIANTS:
+                    self._variants.pop(next(iter(self._variants)))
+                self._variants[key] = variant
+                self._watch(key, [args[place] for place in places])
+            self._last = (places, stamps, variant)
+            return variant
+
+    def _note_changes(self, places: Sequence[int], args: Sequence[Any]) -> None:
+        """Counts which constants have changed in place since the last model; those that have done so often become inputs."""
+        assert self._last is not None or self._variants
+        before = self._last
+        if before is None:
+            return
+        often = set()
+        for place, old in zip(before[0], before[1], strict=True):
+            new = _stamp(args[place])
+            if new[0] == old[0] and new != old:
+                self._changes[place] = self._changes.get(place, 0) + 1
+                if self._changes[place] > MOST_CHANGES:
+                    often.add(place)
+        stale = [key for key, variant in self._variants.items() if variant is before[2] and any(k[:2] == o[:2] and k != o for k, o in zip(
+            [_stamp(args[place]) for place in before[0]], key, strict=False))]
+        for key in stale:
+            del self._variants[key]
+        if often:
+            self._constants = [place for place in self._constants if place not in often]
+            self._imported = import_graph(self._graph, self._constants)
+            self._variants.clear()
+
+    def _load(self, args: Sequence[Any]) -> _Variant:
+        imported = self._imported
+        tensors = {
+            constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
+        }
+        model = weights.load(_runtime(self._options), imported, tensors, precision=self._options.precision, name=self._options.name or None)
+        return _Variant(model, imported, [args[constant.place] for constant in imported.constants if constant.place >= 0])
+
+    def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
+        """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
+        mine = weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            compiled = mine()
+            if compiled is not None:
+                compiled._variants.pop(key, None)
+                compiled._last = None
+
+        self._variants[key].tensors = [weakref.ref(tensor, gone) for tensor in tensors]
+
+
+def _stamp(tensor: Any) -> tuple[int, int, int]:
+    """Identity and version of a tensor's contents. Tensors of inference mode have no version."""
+    try:
+        return id(tensor), tensor.data_ptr(), tensor._version
+    except RuntimeError:
+        return id(tensor), tensor.data_ptr(), -1
+
+
+def _runtime(options: Options) -> Runtime:
+    if options.runtime is None:
+        from aspen_mp.compat import default_runtime
+
+        return default_runtime.runtime()
+    if isinstance(options.runtime, str):
+        from aspen_mp.client.runtime import connect
+
+        return _connected(options.runtime, connect)
+    return options.runtime
+
+
+_named: dict[str, Any] = {}
+
+
+def _connected(name: str, connect: Callable[[str], Runtime]) -> Runtime:
+    found = _named.get(name)
+    if found is None or found.closed:
+        found = _named[name] = connect(name)
+    return found  # type: ignore[no-any-return]
+
+
+# ---- arguments and results
+
+
+def _feed(item: Input) -> Feed:
+    """What turns an argument into the array of a request."""
+    if item.is_size:
+        return lambda size: np.array([size], np.int64)
+    order, dtype = item.order, NUMPY_TYPES[item.dtype]
+    if item.dtype == torch.bfloat16:
+        return lambda tensor: _ordered(tensor, order).view(torch.int16).numpy().view(dtype)
+    return lambda tensor: _ordered(tensor, order).numpy()
+
+
+def _ordered(tensor: Any, order: tuple[int, ...] | None) -> Any:
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return (tensor if order is None else tensor.permute(order)).contiguous()
+
+
+def _result(output: Any) -> Callable[[Any, Any], Any]:
+    """What finds a result among those of a request and the call's arguments."""
+    name, order, place, number = output.name, output.order, output.place, output.number
+    if number is not None:
+        return lambda results, args: number(args)
+    if place >= 0:
+        return lambda results, args: args[place]
+    back = None if order is None else [order.index(axis) for axis in range(len(order))]
+
+    def result(results: Any, args: Any) -> Any:
+        tensor = tensor_of(results[name])
+        return tensor if back is None else tensor.permute(back)
+
+    return result
+
+
+def tensor_of(array: Any) -> Any:
+    """A tensor over an array's memory."""
+    if array.dtype == NUMPY_TYPES[torch.bfloat16]:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

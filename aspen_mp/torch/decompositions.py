@@ -1,0 +1,39 @@
+"""Which operators PyTorch takes apart before they come here, and which stay whole because a kernel or an ONNX operator computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+KEPT: Final = (
+    "gelu hardswish hardsigmoid silu mish elu selu celu leaky_relu _prelu_kernel prelu softplus hardtanh relu6 glu "
+    "_softmax _log_softmax _safe_softmax native_layer_norm native_group_norm _native_batch_norm_legit_no_training "
+    "_scaled_dot_product_flash_attention_for_cpu _fused_rms_norm upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
+    "grid_sampler_2d pixel_shuffle pixel_unshuffle addmm addmv baddbmm addcmul addcdiv lerp sum std var var_mean std_mean "
+    "_adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices "
+    "stack split split_with_sizes unbind roll tril triu index_add index_copy masked_fill clamp_min clamp_max rsub unfold im2col "
+    "nan_to_num logsumexp eye reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d select_scatter slice_scatter "
+    "unsafe_split floor_divide new_full new_zeros new_ones new_empty zeros_like ones_like full_like empty_like isfinite isinf square "
+    "linalg_vector_norm embedding logical_not all any aminmax detach t transpose select take_along_dim threshold rsqrt "
+    "masked_fill index_select trunc frac arange linspace diagonal unbind expand_copy"
+).split()
+"""Operators with rules of their own, though PyTorch could express them by simpler ones."""
+
+
+@cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions into core operators, without `KEPT`."""
+    from torch._decomp import core_aten_decompositions
+
+    kept = set(KEPT)
+    found: dict[Any, Callable[..., Any]] = {
+        operator: function
+        for operator, function in core_aten_decompositions().items()
+        if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
+    }
+    _ = torch
+    return found

@@ -1,0 +1,349 @@
+"""FX graph of core ATen operators → the model form that the planner process checks: ONNX nodes.
+
+Each FX node is expressed by the rule of its operator (`operators/`). What no rule can express is collected with the reason, so that the
+caller can leave it to PyTorch. Sizes that are not fixed become symbols of input shapes, and values computed from them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from onnx import ModelProto, TensorProto, ValueInfoProto
+from torch import fx
+
+from aspen_mp.torch import operators as operators
+from aspen_mp.torch import sizes
+from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
+from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
+
+OPSET: Final = 23
+IR_VERSION: Final = 11
+_SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
+_names: dict[Any, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a request gives. `place`: among the placeholders; `order`: its axes as they lie in memory, where that is not the usual order."""
+
+    name: str
+    place: int
+    dtype: Any
+    order: tuple[int, ...] | None = None
+    is_size: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that belongs to the model: placeholder `place`, or `tensor` itself."""
+
+    name: str
+    place: int
+    tensor: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result: ONNX output `name`, whose axes stand in `order`; or placeholder `place`; or a number computed from arguments."""
+
+    name: str = ""
+    order: tuple[int, ...] | None = None
+    place: int = -1
+    number: Callable[[Any], Any] | None = None
+
+
+@dataclass(slots=True)
+class Imported:
+    """A graph as an ONNX model without the data of its constants."""
+
+    proto: ModelProto
+    inputs: list[Input]
+    constants: list[Constant]
+    outputs: list[Output]
+    unsupported: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def operator_name(target: Any) -> str:
+    """ "add.Tensor"; with its name space where that is not aten."""
+    name = _names.get(target)
+    if name is None:
+        name = _names[target] = str(target).removeprefix("aten.")
+    return name
+
+
+def import_graph(graph: fx.Graph, constants: Collection[int] = (), *, outputs: bool = True) -> Imported:
+    """Expresses a graph in ONNX.
+
+    Args:
+        graph: Of ATen operators; each node's ``meta["val"]`` says what it gives.
+        constants: Which placeholders, by their place, always have the same values.
+        outputs: Whether the model's outputs are wanted; without, only what is unsupported is found out.
+
+    Returns:
+        The model. Its `proto` is of no use where `unsupported` names nodes.
+    """
+    return _Importer(graph, frozenset(constants)).run(outputs)
+
+
+class _Importer:
+    def __init__(self, graph: fx.Graph, constants: frozenset[int]) -> None:
+        self.graph = graph
+        self.builder = Builder()
+        self.values: dict[fx.Node, Any] = {}
+        self.places: dict[fx.Node, int] = {}
+        self.constant_places = constants
+        self.inputs: list[Input] = []
+        self.constants: list[Constant] = []
+        self.infos: dict[str, ValueInfoProto] = {}
+        self.unsupported: dict[fx.Node, str] = {}
+        self.finders: dict[Any, Callable[[Any], int]] = {}
+
+    def run(self, outputs: bool) -> Imported:
+        found: list[Output] = []
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self.places[node] = len(self.places)
+        self._placeholders()
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                self._attribute(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output" and outputs and not self.unsupported:
+                found = [self._output(value, k) for k, value in enumerate(node.args[0])]
+        proto = self._model(found)
+        return Imported(proto, self.inputs, self.constants, found, self.unsupported)
+
+    # ---- what comes in
+
+    def _placeholders(self) -> None:
+        scalars = []
+        for node, place in self.places.items():
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                self._tensor_input(node, place, value)
+            elif sizes.is_size(value):
+                self.values[node] = value
+                expr = sizes.expression(value)
+                if not isinstance(expr, int) and expr.is_Symbol:
+                    scalars.append((expr, node, place))
+            else:
+                self.values[node] = value
+        for expr, node, place in scalars:
+            self.finders[expr] = lambda args, place=place: int(args[place])  # type: ignore[misc]
+            if expr not in self.builder.sources:
+                if node.users:
+                    self.inputs.append(Input(node.name, place, INT64, is_size=True))
+                    self.infos[node.name] = _info(node.name, INT64, (1,))
+                    self.builder.sources[expr] = Value(node.name, INT64, (1,))
+
+    def _tensor_input(self, node: fx.Node, place: int, fake: Any) -> None:
+        if fake.dtype not in ONNX_TYPES or fake.layout != torch.strided:
+            self.unsupported[node] = f"tensors of {fake.dtype}, {fake.layout}"
+            return
+        shape = tuple(fake.shape)
+        value = Value(node.name, fake.dtype, shape)
+        if place in self.constant_places:
+            self.constants.append(Constant(node.name, place))
+            self.values[node] = value
+            return
+        order = memory_order(fake)
+        if order is None:
+            self.infos[node.name] = _info(node.name, fake.dtype, shape)
+            self.values[node] = value
+        else:
+            self.builder.begin(f"{node.name}.shape", "", fake, set())
+            raw = Value(f"{node.name}.raw", fake.dtype, tuple(shape[axis] for axis in order))
+            self.infos[raw.name] = _info(raw.name, fake.dtype, raw.shape)
+            self.values[node] = self.builder.transpose(raw, [order.index(axis) for axis in range(len(order))])
+            value = raw
+        self.inputs.append(Input(value.name, place, fake.dtype, order))
+        self._sources(value, place, order)
+
+    def _sources(self, value: Value, place: int, order: tuple[int, ...] | None) -> None:
+        """The symbols among the sizes of an input."""
+        for axis, size in enumerate(value.shape):
+            expr = sizes.expression(size)
+            if isinstance(expr, int) or not expr.is_Symbol or expr in self.builder.sources:
+                continue
+            self.builder.begin(f"size.{expr}", "", None, set())
+            shape = self.builder.emit("Shape", value, dtype=INT64, shape=(1,), start=axis, end=axis + 1)
+            self.builder.sources[expr] = shape
+            logical = axis if order is None else order[axis]
+            self.finders[expr] = lambda args, place=place, axis=logical: int(args[place].shape[axis])  # type: ignore[misc]
+
+    def _attribute(self, node: fx.Node) -> None:
+        owner: Any = self.graph.owning_module
+        for part in str(node.target).split("."):
+            owner = getattr(owner, part)
+        if not isinstance(owner, torch.Tensor) or owner.dtype not in ONNX_TYPES:
+            self.unsupported[node] = f"an attribute of type {type(owner).__name__}"
+            return
+        self.constants.append(Constant(node.name, -1, owner))
+        self.values[node] = Value(node.name, owner.dtype, tuple(owner.shape))
+
+    # ---- nodes
+
+    def _call(self, node: fx.Node) -> None:
+        out = node.meta.get("val")
+        if sizes.is_size(out):
+            self.values[node] = out
+            return
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            source = self.values.get(node.args[0])
+            if isinstance(source, tuple) and source[node.args[1]] is not None:  # type: ignore[index]
+                self.values[node] = source[node.args[1]]  # type: ignore[index]
+            else:
+                self.unsupported[node] = self.unsupported.get(node.args[0], "a result that its operator does not give here")
+            return
+        before = len(self.builder.nodes)
+        try:
+            self.values[node] = self._expressed(node, out)
+        except Unsupported as reason:
+            self.builder.rollback(before)
+            self.unsupported[node] = str(reason)
+            self.values[node] = _as_if(node, out)
+
+    def _expressed(self, node: fx.Node, out: Any) -> Any:
+        name = operator_name(node.target)
+        rule = _rule(name, out)
+        used = {user.args[1] for user in node.users if user.target is operator.getitem}
+        self.builder.begin(node.name, name, out, used)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._argument)
+        for value in _tensors((args, kwargs)):
+            if value.dtype not in ONNX_TYPES:
+                raise Unsupported(f"tensors of {value.dtype}")
+        try:
+            result = rule(self.builder, *args, **kwargs)
+        except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
+            raise Unsupported(f"arguments that the rule of {name} does not know: {type(error).__name__}: {error}") from error
+        if isinstance(result, Value):
+            return Value(result.name, out.dtype, tuple(out.shape))
+        return tuple(None if v is None else Value(v.name, fake.dtype, tuple(fake.shape)) for v, fake in zip(result, out, strict=False))
+
+    def _argument(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            raise Unsupported("what it reads is not supported")
+        return self.values[node]
+
+    # ---- what goes out
+
+    def _output(self, value: Any, number: int) -> Output:
+        if not isinstance(value, fx.Node):
+            return Output(number=lambda args: value)
+        if value in self.places:
+            return Output(place=self.places[value])
+        known = self.values[value]
+        if sizes.is_size(known):
+            return Output(number=sizes.function(sizes.expression(known), self.finders))
+        assert isinstance(known, Value)
+        order = memory_order(value.meta["val"])
+        self.builder.begin(f"{value.name}.result{number}", "", None, set())
+        result = known if order is None else self.builder.transpose(known, order)
+        if result.name in self.infos or result.name not in self.builder.made:  # an input or a constant, or an output already
+            result = self.builder.emit("Identity", result, shape=result.shape)
+        shape = known.shape if order is None else tuple(known.shape[axis] for axis in order)
+        self.infos[result.name] = _info(result.name, known.dtype, shape)
+        return Output(result.name, order)
+
+    def _model(self, outputs: Sequence[Output]) -> ModelProto:
+        proto = ModelProto(ir_version=IR_VERSION, producer_name="aspen-mp")
+        proto.opset_import.add(domain="", version=OPSET)
+        graph = proto.graph
+        graph.name = "torch"
+        if self.unsupported:
+            return proto
+        graph.node.extend(_needed(self.builder.nodes, {output.name for output in outputs}))
+        graph.input.extend(self.infos[item.name] for item in self.inputs)
+        graph.output.extend(self.infos[output.name] for output in outputs if output.name)
+        read = {name for node in graph.node for name in node.input}
+        self.constants = [constant for constant in self.constants if constant.name in read]
+        for name, array in self.builder.constants.items():
+            if name in read:
+                code = next(ONNX_TYPES[t] for t, dtype in NUMPY_TYPES.items() if dtype == array.dtype)
+                graph.initializer.append(TensorProto(name=name, data_type=code, dims=array.shape, raw_data=array.tobytes()))
+        return proto
+
+
+def _rule(name: str, out: Any) -> Rule:
+    rule = RULES.get(name)
+    if rule is None:
+        raise Unsupported(REFUSED.get(name, f"there is no rule for {name}"))
+    for value in out if isinstance(out, tuple | list) else [out]:
+        if isinstance(value, torch.Tensor) and value.dtype not in ONNX_TYPES:
+            raise Unsupported(f"results of {value.dtype}")
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise Unsupported("results that are no tensors")
+    return rule
+
+
+def _tensors(arguments: Any) -> list[Value]:
+    found: list[Value] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, Value):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            for item in value:
+                look(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                look(item)
+
+    look(arguments)
+    return found
+
+
+def _as_if(node: fx.Node, out: Any) -> Any:
+    """What an unsupported node gives, so that the nodes behind it can be looked at."""
+    if isinstance(out, torch.Tensor):
+        return Value(node.name, out.dtype, tuple(out.shape))
+    if isinstance(out, tuple | list):
+        return tuple(Value(f"{node.name}.{k}", v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else None for k, v in enumerate(out))
+    return out
+
+
+def memory_order(fake: Any) -> tuple[int, ...] | None:
+    """The axes of a tensor from the outermost in memory to the innermost; None for the usual order, and for tensors that are not dense."""
+    if fake.dim() < 2:
+        return None
+    shape, strides = [sizes.hint(n) for n in fake.shape], [sizes.hint(n) for n in fake.stride()]
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis) if shape[axis] != 1 else (-strides[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] != 1 and strides[axis] != expected:
+            return None
+        expected *= shape[axis]
+    moving = [axis for axis in order if shape[axis] != 1]
+    if moving == sorted(moving) or 0 in shape:
+        return None
+    return tuple(order)
+
+
+def _info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
+    info = ValueInfoProto(name=name)
+    kind = info.type.tensor_type
+    kind.elem_type = ONNX_TYPES[dtype]
+    kind.shape.SetInParent()
+    for size in shape:
+        plain = sizes.plain(size)
+        if isinstance(plain, int):
+            kind.shape.dim.add(dim_value=plain)
+        else:
+            kind.shape.dim.add(dim_param=str(sizes.expression(plain)))
+    return info
+
+
+def _needed(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
+    """Nodes that outputs depend on, in order."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if any(name in wanted for name in node.output):
+            wanted.update(node.input)
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,341 @@
+"""Arithmetic, element by element: operands of mixed types become the result's type first, as PyTorch promotes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+
+from aspen_mp.torch.builder import Builder, Scalar, Value
+from aspen_mp.torch.registry import Unsupported, aten
+
+Operand = Value | Scalar
+
+_UNARY: Final = {
+    "abs": "Abs",
+    "neg": "Neg",
+    "sign": "Sign",
+    "ceil": "Ceil",
+    "floor": "Floor",
+    "round": "Round",
+    "bitwise_not": "BitwiseNot",
+}
+_UNARY_FLOAT: Final = {
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "reciprocal": "Reciprocal",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "tanh": "Tanh",
+    "erf": "Erf",
+    "sigmoid": "Sigmoid",
+}
+"""These give floats for ints."""
+
+
+def _same_type(name: str, op: str) -> None:
+    @aten(f"{name}.default")
+    def rule(b: Builder, x: Value) -> Value:
+        if x.dtype == torch.bool:
+            if name == "bitwise_not":
+                return b.emit("Not", x)
+            raise Unsupported(f"{name} of bool")
+        if not x.dtype.is_floating_point and name in {"ceil", "floor", "round"}:
+            return x
+        return b.emit(op, x)
+
+
+def _to_float(name: str, op: str) -> None:
+    @aten(f"{name}.default")
+    def rule(b: Builder, x: Value) -> Value:
+        return b.emit(op, b.cast(x, b.dtype))
+
+
+for _name, _op in _UNARY.items():
+    _same_type(_name, _op)
+for _name, _op in _UNARY_FLOAT.items():
+    _to_float(_name, _op)
+
+
+@aten("round.decimals")
+def _round_decimals(b: Builder, x: Value, *, decimals: int = 0) -> Value:
+    if not x.dtype.is_floating_point:
+        raise Unsupported("rounding whole numbers to decimals")
+    if decimals == 0:
+        return b.emit("Round", x)
+    scale = b.constant(10.0 ** abs(decimals), x.dtype)
+    there, back = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")
+    return b.emit(back, b.emit("Round", b.emit(there, x, scale)), scale)
+
+
+@aten("trunc.default")
+def _trunc(b: Builder, x: Value) -> Value:
+    return truncated(b, x) if x.dtype.is_floating_point else x
+
+
+def truncated(b: Builder, x: Value) -> Value:
+    """Towards zero. A zero keeps no sign; no comparison can tell."""
+    down = b.emit("Floor", b.emit("Abs", x))
+    return b.emit("Where", b.emit("Less", x, b.constant(0.0, x.dtype), dtype=torch.bool), b.emit("Neg", down), down, dtype=x.dtype)
+
+
+@aten("frac.default")
+def _frac(b: Builder, x: Value) -> Value:
+    return b.emit("Sub", x, truncated(b, x))
+
+
+@aten("rsqrt.default")
+def _rsqrt(b: Builder, x: Value) -> Value:
+    return b.emit("Reciprocal", b.emit("Sqrt", b.cast(x, b.dtype)))
+
+
+@aten("square.default")
+def _square(b: Builder, x: Value) -> Value:
+    return b.emit("Mul", x, x)
+
+
+@aten("log2.default", "log10.default")
+def _log_of_base(b: Builder, x: Value) -> Value:
+    base = 2.0 if b.made_for("log2") else 10.0
+    return b.emit("Mul", b.emit("Log", b.cast(x, b.dtype)), b.constant(1.0 / math.log(base), b.dtype))
+
+
+@aten("log1p.default", "expm1.default")
+def _near_zero(b: Builder, x: Value) -> Value:
+    """In double precision, where what cancels is beyond the results' precision except for the smallest arguments; those stand for
+    themselves."""
+    x = b.cast(x, b.dtype)
+    if b.dtype == torch.float64:
+        raise Unsupported("precision would be lost in float64")
+    wide, one = b.cast(x, torch.float64), b.constant(1.0, torch.float64)
+    if b.made_for("log1p"):
+        value = b.emit("Log", b.emit("Add", wide, one))
+    else:
+        value = b.emit("Sub", b.emit("Exp", wide), one)
+    tiny = b.emit("Less", b.emit("Abs", x), b.constant(1e-8, x.dtype), dtype=torch.bool)
+    return b.emit("Where", tiny, x, b.cast(value, b.dtype), dtype=b.dtype)
+
+
+@aten("erfc.default")
+def _erfc(b: Builder, x: Value) -> Value:
+    raise Unsupported("1 - erf(x) loses all digits of large arguments")
+
+
+@aten("exp2.default")
+def _exp2(b: Builder, x: Value) -> Value:
+    return b.emit("Pow", b.constant(2.0, b.dtype), b.cast(x, b.dtype), dtype=b.dtype)
+
+
+# ---- two operands
+
+
+@aten("add.Tensor", "add.Scalar")
+def _add(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
+    return _sum(b, "Add", x, y, alpha)
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def _sub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
+    return _sum(b, "Sub", x, y, alpha)
+
+
+@aten("rsub.Tensor", "rsub.Scalar")
+def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
+    return _sum(b, "Sub", y, x, alpha)
+
+
+def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
+    if b.dtype == torch.bool:
+        if op == "Sub" or alpha != 1:
+            raise Unsupported("differences of bools")
+        return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
+    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
+    if alpha != 1:
+        right = b.emit("Mul", right, b.constant(alpha, b.dtype))
+    return b.emit(op, left, right)
+
+
+@aten("mul.Tensor", "mul.Scalar")
+def _mul(b: Builder, x: Operand, y: Operand) -> Value:
+    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
+    return b.emit("And" if b.dtype == torch.bool else "Mul", left, right)
+
+
+@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def _div(b: Builder, x: Operand, y: Operand) -> Value:
+    return b.emit("Div", b.operand(x, b.dtype), b.operand(y, b.dtype))
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode")
+def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
+    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
+    if rounding_mode is None:
+        return b.emit("Div", left, right)
+    if rounding_mode == "floor":
+        return floor_divided(b, left, right)
+    quotient = b.emit("Div", left, right)
+    return truncated(b, quotient) if b.dtype.is_floating_point else quotient
+
+
+@aten("floor_divide.default", "floor_divide.Scalar")
+def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
+    return floor_divided(b, b.operand(x, b.dtype), b.operand(y, b.dtype))
+
+
+def floor_divided(b: Builder, x: Value, y: Value) -> Value:
+    """As Python's `//`: from the remainder, so that the quotient's rounding does not carry it over a whole number."""
+    dtype = x.dtype
+    zero, one = b.constant(0, dtype), b.constant(1, dtype)
+    if not dtype.is_floating_point:
+        quotient = b.emit("Div", x, y)
+        rest = b.emit("Sub", x, b.emit("Mul", quotient, y))
+        return b.emit("Where", _unlike(b, rest, y), b.emit("Sub", quotient, one), quotient, dtype=dtype)
+    rest = b.emit("Mod", x, y, fmod=1)
+    quotient = b.emit("Div", b.emit("Sub", x, rest), y)
+    quotient = b.emit("Where", _unlike(b, rest, y), b.emit("Sub", quotient, one), quotient, dtype=dtype)
+    floor = b.emit("Floor", quotient)
+    above = b.emit("Greater", b.emit("Sub", quotient, floor), b.constant(0.5, dtype), dtype=torch.bool)
+    floor = b.emit("Where", above, b.emit("Add", floor, one), floor, dtype=dtype)
+    return b.emit("Where", b.emit("Equal", y, zero, dtype=torch.bool), b.emit("Div", x, y), floor, dtype=dtype)
+
+
+def _unlike(b: Builder, rest: Value, divisor: Value) -> Value:
+    """Where a remainder is not 0 and its sign is not the divisor's."""
+    zero = b.constant(0, rest.dtype)
+    signs = b.emit("Xor", b.emit("Less", rest, zero, dtype=torch.bool), b.emit("Less", divisor, zero, dtype=torch.bool))
+    return b.emit("And", signs, b.emit("Not", b.emit("Equal", rest, zero, dtype=torch.bool)))
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def _fmod(b: Builder, x: Operand, y: Operand) -> Value:
+    return b.emit("Mod", b.operand(x, b.dtype), b.operand(y, b.dtype), fmod=1)
+
+
+@aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
+    """The sign is the divisor's, as of Python's `%`."""
+    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
+    if not b.dtype.is_floating_point:
+        return b.emit("Mod", left, right)
+    rest = b.emit("Mod", left, right, fmod=1)
+    return b.emit("Where", _unlike(b, rest, right), b.emit("Add", rest, right), rest, dtype=b.dtype)
+
+
+@aten("pow.Tensor_Scalar")
+def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
+    x = b.cast(x, b.dtype)
+    if exponent == 2:
+        return b.emit("Mul", x, x)
+    if exponent == 3:
+        return b.emit("Mul", b.emit("Mul", x, x), x)
+    if exponent == 1:
+        return b.emit("Identity", x)
+    if b.dtype.is_floating_point:
+        if exponent == 0.5:
+            return b.emit("Sqrt", x)
+        if exponent == -0.5:
+            return b.emit("Reciprocal", b.emit("Sqrt", x))
+        if exponent == -1:
+            return b.emit("Reciprocal", x)
+        if exponent == -2:
+            return b.emit("Reciprocal", b.emit("Mul", x, x))
+    return b.emit("Pow", x, b.constant(exponent, b.dtype))
+
+
+@aten("pow.Tensor_Tensor", "pow.Scalar")
+def _pow(b: Builder, x: Operand, exponent: Operand) -> Value:
+    return b.emit("Pow", b.operand(x, b.dtype), b.operand(exponent, b.dtype))
+
+
+@aten("maximum.default", "minimum.default")
+def _extreme(b: Builder, x: Value, y: Value) -> Value:
+    greatest = b.made_for("maximum")
+    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
+    if b.dtype == torch.bool:
+        return b.emit("Or" if greatest else "And", left, right)
+    return b.emit("Max" if greatest else "Min", left, right)
+
+
+@aten("atan2.default")
+def _atan2(b: Builder, y: Value, x: Value) -> Value:
+    raise Unsupported("the quadrants of atan2, with signed zeros")
+
+
+@aten("addcmul.default", "addcdiv.default")
+def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
+    op = "Mul" if b.made_for("addcmul") else "Div"
+    product = b.emit(op, b.operand(first, b.dtype), b.operand(second, b.dtype))
+    if value != 1:
+        product = b.emit("Mul", product, b.constant(value, b.dtype))
+    return b.emit("Add", b.operand(x, b.dtype), product)
+
+
+@aten("lerp.Scalar", "lerp.Tensor")
+def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
+    weight = b.operand(weight, b.dtype)
+    return b.emit("Add", start, b.emit("Mul", weight, b.emit("Sub", end, start)))
+
+
+# ---- limits
+
+
+@aten("clamp.default", "clamp_min.default", "clamp_max.default", "clamp.Tensor")
+def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:  # noqa: A002
+    if b.made_for("clamp_max"):
+        min, max = None, min  # noqa: A001
+    x = b.cast(x, b.dtype)
+    if isinstance(min, Value) or isinstance(max, Value):
+        x = x if min is None else b.emit("Max", x, b.operand(min, b.dtype))
+        return x if max is None else b.emit("Min", x, b.operand(max, b.dtype))
+    if min is not None and max is not None and min > max:
+        min = max  # noqa: A001
+    low, high = (None if limit is None else b.constant(_limited(limit, b.dtype), b.dtype) for limit in (min, max))
+    return b.emit("Clip", x, low, high) if min is not None or max is not None else x
+
+
+def _limited(limit: Scalar, dtype: Any) -> Scalar:
+    """A limit that the type can hold."""
+    if dtype.is_floating_point:
+        return limit
+    info = torch.iinfo(dtype)
+    if math.isinf(limit):
+        return int(info.max) if limit > 0 else int(info.min)
+    return int(limit)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(b: Builder, condition: Value, x: Operand, y: Operand) -> Value:
+    return b.emit("Where", b.cast(condition, torch.bool), b.operand(x, b.dtype), b.operand(y, b.dtype), dtype=b.dtype)
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
+    return b.emit("Where", mask, b.operand(value, x.dtype), x, dtype=x.dtype)
+
+
+@aten("nan_to_num.default")
+def _nan_to_num(b: Builder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Value:
+    if not x.dtype.is_floating_point:
+        return x
+    info = torch.finfo(x.dtype)
+    low, high = (info.min if neginf is None else neginf), (info.max if posinf is None else posinf)
+    finite = b.emit("Where", b.emit("IsNaN", x, dtype=torch.bool), b.constant(nan or 0.0, x.dtype), x, dtype=x.dtype)
+    for value, negative in ((high, False), (low, True)):
+        found = _infinite(b, finite, negative)
+        finite = b.emit("Where", found, b.constant(value, x.dtype), finite, dtype=x.dtype)
+    return finite
+
+
+def _infinite(b: Builder, x: Value, negative: bool) -> Value:
+    return b.emit("Equal", x, b.constant(-math.inf if negative else math.inf, x.dtype), dtype=torch.bool)

@@ -1,0 +1,90 @@
+"""Graphs of which a part stays with PyTorch: which nodes go together into which blocks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from aspen_mp.torch import sizes
+from aspen_mp.torch.compiled import Compiled, Options
+from aspen_mp.torch.importer import import_graph, operator_name
+
+_FREE = {
+    "view.default",
+    "_unsafe_view.default",
+    "permute.default",
+    "expand.default",
+    "unsqueeze.default",
+    "squeeze.dims",
+    "t.default",
+    "transpose.int",
+    "clone.default",
+    "alias.default",
+    "detach.default",
+    "select.int",
+    "slice.Tensor",
+}
+"""Operators that compute nothing: views."""
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node is work: no view, no size, no part of a tuple."""
+    if node.op != "call_function" or node.target is operator.getitem or sizes.is_size(node.meta.get("val")):
+        return False
+    return operator_name(node.target) not in _FREE
+
+
+def size(nodes: Iterable[fx.Node]) -> int:
+    return sum(map(computes, nodes))
+
+
+class _Supported(OperatorSupportBase):
+    def __init__(self, unsupported: Collection[fx.Node]) -> None:
+        self.unsupported = set(unsupported)
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
+        if node.op == "get_attr":
+            return False
+        return node.op == "call_function" and node not in self.unsupported and not sizes.is_size(node.meta.get("val"))
+
+
+def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collection[fx.Node], options: Options) -> Callable[..., Any]:
+    """A function that runs blocks of at least `options.min_block_size` operators in the runtime, and the rest in PyTorch."""
+    partitioner = CapabilityBasedPartitioner(module, _Supported(unsupported), allows_single_node_partition=True)
+    blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.min_block_size]
+    if not blocks:
+        return module.forward  # type: ignore[no-any-return]
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    fixed = {names[place] for place in constants}
+    fused = partitioner.fuse_partitions(blocks)
+    for node in fused.graph.nodes:
+        if node.op == "call_module" and node.name.startswith("fused_"):
+            block = getattr(fused, node.target)
+            places = [place for place, argument in enumerate(node.args) if isinstance(argument, fx.Node) and argument.name in fixed]
+            imported = import_graph(block.graph, places)
+            if imported.unsupported:  # a size that only other blocks know
+                continue
+            setattr(fused, node.target, _Block(Compiled(block.graph, places, options, imported), _single(block.graph)))
+    fused.recompile()
+    return fused.forward  # type: ignore[no-any-return]
+
+
+def _single(graph: fx.Graph) -> bool:
+    """Whether a graph gives one value, and no tuple."""
+    return not isinstance(next(node for node in graph.nodes if node.op == "output").args[0], tuple | list)
+
+
+class _Block(torch.nn.Module):
+    def __init__(self, compiled: Compiled, single: bool) -> None:
+        super().__init__()
+        self.compiled, self.single = compiled, single
+
+    def forward(self, *args: Any) -> Any:
+        results = self.compiled(*args)
+        return results[0] if self.single else tuple(results)
