@@ -22,7 +22,9 @@ _warned: set[str] = set()
 _OPTIONS = ("runtime", "precision", "min_block_size", "name")
 
 
-def aspen_mp(module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+def aspen_mp(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
     """Compile a graph for a runtime. `torch.compile(model, backend="aspen_mp", options={…})` calls this.
 
     Args:

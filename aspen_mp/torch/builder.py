@@ -69,6 +69,8 @@ class Builder:
         self.nodes: list[NodeProto] = []
         self.constants: dict[str, npt.NDArray[Any]] = {}
         self.out: Any = None
+        self.node: Any = None
+        """The FX node that nodes are written for now."""
         self.used: set[int] = set()
         """Which results of the present FX node are read, where it has several."""
         self.made: dict[str, NodeProto] = {}
@@ -80,9 +82,10 @@ class Builder:
         self._known: dict[Any, Value] = {}
         self._sizes: dict[Any, Value] = {}
 
-    def begin(self, label: str, rule: str, out: Any, used: set[int]) -> None:
-        """What follows is written for the FX node `label`, by the rule of this name."""
-        self._label, self._rule, self.out, self.used, self._count = label, rule, out, used, 0
+    def begin(self, label: str, rule: str = "", node: Any = None, used: set[int] | None = None) -> None:
+        """What follows is called after `label`, and is written for the FX node `node` by the rule of this name."""
+        self._label, self._rule, self._count = label, rule, 0
+        self.node, self.out, self.used = node, None if node is None else node.meta.get("val"), used or set()
 
     def made_for(self, operator: str) -> bool:
         """Whether the present node is this operator, whichever overload unless one is named."""

@@ -117,8 +117,12 @@ class Compiled:
                 self._changes[place] = self._changes.get(place, 0) + 1
                 if self._changes[place] > MOST_CHANGES:
                     often.add(place)
-        stale = [key for key, variant in self._variants.items() if variant is before[2] and any(k[:2] == o[:2] and k != o for k, o in zip(
-            [_stamp(args[place]) for place in before[0]], key, strict=False))]
+        stale = [
+            key
+            for key, variant in self._variants.items()
+            if variant is before[2]
+            and any(k[:2] == o[:2] and k != o for k, o in zip([_stamp(args[place]) for place in before[0]], key, strict=False))
+        ]
         for key in stale:
             del self._variants[key]
         if often:

@@ -156,7 +156,7 @@ class _Importer:
             self.infos[node.name] = _info(node.name, fake.dtype, shape)
             self.values[node] = value
         else:
-            self.builder.begin(f"{node.name}.shape", "", fake, set())
+            self.builder.begin(f"{node.name}.shape")
             raw = Value(f"{node.name}.raw", fake.dtype, tuple(shape[axis] for axis in order))
             self.infos[raw.name] = _info(raw.name, fake.dtype, raw.shape)
             self.values[node] = self.builder.transpose(raw, [order.index(axis) for axis in range(len(order))])
@@ -170,7 +170,7 @@ class _Importer:
             expr = sizes.expression(size)
             if isinstance(expr, int) or not expr.is_Symbol or expr in self.builder.sources:
                 continue
-            self.builder.begin(f"size.{expr}", "", None, set())
+            self.builder.begin(f"size.{expr}")
             shape = self.builder.emit("Shape", value, dtype=INT64, shape=(1,), start=axis, end=axis + 1)
             self.builder.sources[expr] = shape
             logical = axis if order is None else order[axis]
@@ -212,7 +212,7 @@ class _Importer:
         name = operator_name(node.target)
         rule = _rule(name, out)
         used = {user.args[1] for user in node.users if user.target is operator.getitem}
-        self.builder.begin(node.name, name, out, used)
+        self.builder.begin(node.name, name, node, used)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._argument)
         for value in _tensors((args, kwargs)):
             if value.dtype not in ONNX_TYPES:
@@ -242,7 +242,7 @@ class _Importer:
             return Output(number=sizes.function(sizes.expression(known), self.finders))
         assert isinstance(known, Value)
         order = memory_order(value.meta["val"])
-        self.builder.begin(f"{value.name}.result{number}", "", None, set())
+        self.builder.begin(f"{value.name}.result{number}")
         result = known if order is None else self.builder.transpose(known, order)
         if result.name in self.infos or result.name not in self.builder.made:  # an input or a constant, or an output already
             result = self.builder.emit("Identity", result, shape=result.shape)

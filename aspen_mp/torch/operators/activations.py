@@ -13,11 +13,6 @@ def _relu(b: Builder, x: Value) -> Value:
     return b.emit("Relu", x) if x.dtype.is_floating_point else b.emit("Max", x, b.constant(0, x.dtype))
 
 
-@aten("relu6.default")
-def _relu6(b: Builder, x: Value) -> Value:
-    return b.emit("Clip", x, b.constant(0, x.dtype), b.constant(6, x.dtype))
-
-
 @aten("hardtanh.default")
 def _hardtanh(b: Builder, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
     return b.emit("Clip", x, b.constant(low, x.dtype), b.constant(high, x.dtype))
@@ -61,11 +56,6 @@ def _elu(b: Builder, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale
     return y if scale == 1 else b.emit("Mul", y, b.constant(scale, x.dtype))
 
 
-@aten("selu.default")
-def _selu(b: Builder, x: Value) -> Value:
-    return b.emit("Selu", x)
-
-
 @aten("celu.default")
 def _celu(b: Builder, x: Value, alpha: Scalar = 1) -> Value:
     return b.emit("Celu", x, alpha=float(alpha))
@@ -76,7 +66,7 @@ def _leaky_relu(b: Builder, x: Value, negative_slope: Scalar = 0.01) -> Value:
     return b.emit("LeakyRelu", x, alpha=float(negative_slope))
 
 
-@aten("prelu.default", "_prelu_kernel.default")
+@aten("_prelu_kernel.default")
 def _prelu(b: Builder, x: Value, weight: Value) -> Value:
     if weight.rank == 1 and x.rank > 2:
         weight = b.reshape(weight, [*weight.shape, *[1] * (x.rank - 2)])
@@ -110,7 +100,7 @@ def _glu(b: Builder, x: Value, dim: int = -1) -> Value:
     return b.emit("Mul", half, b.emit("Sigmoid", gate))
 
 
-@aten("_softmax.default", "softmax.int", "_safe_softmax.default")
+@aten("_softmax.default", "_safe_softmax.default")
 def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: object) -> Value:
     x = b.cast(x, b.dtype)
     if x.rank == 0:
@@ -121,7 +111,7 @@ def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: 
     return y
 
 
-@aten("_log_softmax.default", "log_softmax.int")
+@aten("_log_softmax.default")
 def _log_softmax(b: Builder, x: Value, dim: int, half_to_float: object = None) -> Value:
     x = b.cast(x, b.dtype)
     return b.constant(0, b.dtype) if x.rank == 0 else b.emit("LogSoftmax", x, axis=dim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from aspen_mp.torch import sizes
@@ -38,28 +36,3 @@ def _flash(
     if dropout_p or 1 in b.used:
         raise Unsupported("dropout, or sums of exponentials, of attention")
     return _attention(b, q, k, v, attn_mask, is_causal, scale), None
-
-
-@aten("scaled_dot_product_attention.default")
-def _sdpa(
-    b: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Value:
-    if dropout_p:
-        raise Unsupported("dropout")
-    return _attention(b, q, k, v, attn_mask, is_causal, scale)
-
-
-@aten("_scaled_dot_product_attention_math.default")
-def _math(b: Builder, q: Value, k: Value, v: Value, *arguments: Any, **options: Any) -> tuple[Value, None]:
-    if 1 in b.used:
-        raise Unsupported("the weights of attention")
-    return _sdpa(b, q, k, v, *arguments, **{key: value for key, value in options.items() if key != "dropout_mask"}), None

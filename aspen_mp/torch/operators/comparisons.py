@@ -60,7 +60,7 @@ def _logical(name: str, op: str) -> None:
     def logical(b: Builder, x: Value, y: Value) -> Value:
         return b.emit(op, b.cast(x, torch.bool), b.cast(y, torch.bool))
 
-    @aten(f"bitwise_{name}.Tensor", f"bitwise_{name}.Scalar", f"__{name}__.Tensor", f"__{name}__.Scalar")
+    @aten(f"bitwise_{name}.Tensor", f"bitwise_{name}.Scalar")
     def bitwise(b: Builder, x: Operand, y: Operand) -> Value:
         left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
         return b.emit(op if b.dtype == torch.bool else f"Bitwise{op}", left, right)
@@ -85,19 +85,7 @@ def _isinf(b: Builder, x: Value) -> Value:
     return b.emit("Equal", b.emit("Abs", x), b.constant(float("inf"), x.dtype), dtype=torch.bool)
 
 
-@aten("isfinite.default")
-def _isfinite(b: Builder, x: Value) -> Value:
-    return b.emit("Less", b.emit("Abs", x), b.constant(float("inf"), x.dtype), dtype=torch.bool)
-
-
-@aten("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar")
-def _left_shift(b: Builder, x: Value, y: Operand) -> Value:
-    if isinstance(y, Value):
-        raise Unsupported("shifts by a tensor")
-    return b.emit("Mul", x, b.constant(1 << int(y), x.dtype))
-
-
-@aten("_to_copy.default", "to.dtype", "prims.convert_element_type.default")
+@aten("_to_copy.default", "prims.convert_element_type.default")
 def to_copy(b: Builder, x: Value, dtype: Any = None, **layout: Any) -> Value:
     if layout.get("layout") not in (None, torch.strided):
         raise Unsupported(f"layout {layout['layout']}")
@@ -109,7 +97,7 @@ def converted(b: Builder, x: Value, dtype: Any) -> Value:
     return b.cast(x, dtype)
 
 
-@aten("clone.default", "alias.default", "detach.default", "lift_fresh_copy.default", "lift_fresh.default", "contiguous.default")
+@aten("clone.default", "alias.default", "detach.default", "lift_fresh_copy.default")
 def _same(b: Builder, x: Value, **_: Any) -> Value:
     return x
 

@@ -85,19 +85,13 @@ def _max_pool(b: Builder, n: int, out: Any, x: Value, arguments: Sequence[Any], 
     return _unbatched(b, y, single), None
 
 
-@aten("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", "max_pool1d_with_indices.default")
+@aten("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def _max_pool_with_indices(b: Builder, x: Value, *arguments: Any) -> tuple[Value, Value | None]:
-    n = 3 if b.made_for("max_pool3d_with_indices") else 2 if b.made_for("max_pool2d_with_indices") else 1
+    n = 3 if b.made_for("max_pool3d_with_indices") else 2
     return _max_pool(b, n, b.out[0], x, arguments, 1 in b.used)
 
 
-@aten("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
-def _max_pool_alone(b: Builder, x: Value, *arguments: Any) -> Value:
-    n = 3 if b.made_for("max_pool3d") else 2 if b.made_for("max_pool2d") else 1
-    return _max_pool(b, n, b.out, x, arguments, False)[0]
-
-
-@aten("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+@aten("avg_pool2d.default", "avg_pool3d.default")
 def _avg_pool(
     b: Builder,
     x: Value,
@@ -108,7 +102,7 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    n = 3 if b.made_for("avg_pool3d") else 2 if b.made_for("avg_pool2d") else 1
+    n = 3 if b.made_for("avg_pool3d") else 2
     kernel = _each(kernel_size, n)
     steps, pads = (_each(stride, n) if stride else kernel), _each(padding, n)
     if divisor_override is not None:
@@ -131,7 +125,7 @@ def _avg_pool(
     return _unbatched(b, y, single)
 
 
-@aten("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default")
+@aten("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
 def _adaptive_avg_pool(b: Builder, x: Value, output_size: Sequence[Any]) -> Value:
     n = len(output_size)
     wanted = static(output_size, "the size of a pool")
@@ -161,7 +155,7 @@ def _averages(size: int, out: int) -> np.ndarray[Any, Any]:
     return weights
 
 
-@aten("adaptive_max_pool2d.default", "adaptive_max_pool1d.default", "adaptive_max_pool3d.default")
+@aten("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
 def _adaptive_max_pool(b: Builder, x: Value, output_size: Sequence[Any]) -> tuple[Value, None]:
     n = len(output_size)
     if 1 in b.used:
@@ -182,7 +176,10 @@ def _resized(b: Builder, x: Value, n: int, mode: str, scales: Sequence[Any], **a
     out = b.shape[-n:]
     if scales and all(scale is not None for scale in scales):
         exact = [sizes.plain(s) for s in x.shape[-n:]]
-        fits = all(isinstance(s, int) and isinstance(sizes.plain(o), int) and s * f == sizes.plain(o) for s, f, o in zip(exact, scales, out, strict=True))
+        fits = all(
+            isinstance(s, int) and isinstance(sizes.plain(o), int) and s * f == sizes.plain(o)
+            for s, f, o in zip(exact, scales, out, strict=True)
+        )
         if not fits and not all(float(scale).is_integer() for scale in scales):
             raise Unsupported("a scale that is not the quotient of the sizes")
         if fits or not all(isinstance(sizes.plain(o), int) for o in out):
@@ -191,45 +188,24 @@ def _resized(b: Builder, x: Value, n: int, mode: str, scales: Sequence[Any], **a
     return b.emit("Resize", x, None, None, b.ints([*x.shape[:2], *out]), mode=mode, **attrs)
 
 
-
 @aten("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
 def _nearest(b: Builder, x: Value, output_size: Sequence[Any], *scales: Any) -> Value:
-    return _resized(
-        b, x, len(output_size), "nearest", scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
-    )
-
-
-@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _nearest_vec(b: Builder, x: Value, output_size: Any, scale_factors: Sequence[float] | None) -> Value:
-    return _resized(
-        b, x, x.rank - 2, "nearest", scale_factors or (), coordinate_transformation_mode="asymmetric", nearest_mode="floor"
-    )
-
-
-@aten("_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec")
-def _nearest_exact(b: Builder, x: Value, output_size: Any, scale_factors: Sequence[float] | None) -> Value:
-    return _resized(
-        b, x, x.rank - 2, "nearest", scale_factors or (), coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil"
-    )
+    return _resized(b, x, len(output_size), "nearest", scales, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
 def _corners(align_corners: bool, mode: str) -> dict[str, Any]:
     return {"coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel"}
 
 
-@aten("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
-def _linear_vec(b: Builder, x: Value, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Value:
-    return _resized(b, x, x.rank - 2, "linear", () if align_corners else scale_factors or (), **_corners(align_corners, "linear"))
+@aten("_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default")
+def _nearest_exact(b: Builder, x: Value, output_size: Sequence[Any], *scales: Any) -> Value:
+    centre = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return _resized(b, x, len(output_size), "nearest", scales, **centre)
 
 
 @aten("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
 def _linear(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
     return _resized(b, x, len(output_size), "linear", () if align_corners else scales, **_corners(align_corners, "linear"))
-
-
-@aten("upsample_bicubic2d.vec")
-def _cubic_vec(b: Builder, x: Value, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Value:
-    return _resized(b, x, 2, "cubic", () if align_corners else scale_factors or (), cubic_coeff_a=-0.75, **_corners(align_corners, "cubic"))
 
 
 @aten("upsample_bicubic2d.default")

@@ -11,6 +11,10 @@ from aspen_mp.torch import sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, Builder, Scalar, Value, static
 from aspen_mp.torch.registry import Unsupported, aten, refuse
 
+refuse("it keeps bits and changes what they mean", "view.dtype")
+refuse("ONNX has no word for it, and a composition loses digits", "erfc.default", "atan2.default", "lgamma.default", "digamma.default")
+refuse("complex numbers have no kernels", "complex.default", "view_as_complex.default", "view_as_real.default", "_fft_r2c.default")
+
 _MOST_BAKED = 1 << 14
 """Elements of a constant that is written down whole."""
 
@@ -22,7 +26,14 @@ refuse(
 )
 refuse(
     "the shape of its result depends on data",
-    *("nonzero.default", "masked_select.default", "_unique2.default", "unique_dim.default", "unique_consecutive.default", "bincount.default"),
+    *(
+        "nonzero.default",
+        "masked_select.default",
+        "_unique2.default",
+        "unique_dim.default",
+        "unique_consecutive.default",
+        "bincount.default",
+    ),
     *("repeat_interleave.Tensor", "_local_scalar_dense.default", "item.default"),
 )
 

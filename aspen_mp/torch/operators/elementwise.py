@@ -100,11 +100,6 @@ def _rsqrt(b: Builder, x: Value) -> Value:
     return b.emit("Reciprocal", b.emit("Sqrt", b.cast(x, b.dtype)))
 
 
-@aten("square.default")
-def _square(b: Builder, x: Value) -> Value:
-    return b.emit("Mul", x, x)
-
-
 @aten("log2.default", "log10.default")
 def _log_of_base(b: Builder, x: Value) -> Value:
     base = 2.0 if b.made_for("log2") else 10.0
@@ -127,11 +122,6 @@ def _near_zero(b: Builder, x: Value) -> Value:
     return b.emit("Where", tiny, x, b.cast(value, b.dtype), dtype=b.dtype)
 
 
-@aten("erfc.default")
-def _erfc(b: Builder, x: Value) -> Value:
-    raise Unsupported("1 - erf(x) loses all digits of large arguments")
-
-
 @aten("exp2.default")
 def _exp2(b: Builder, x: Value) -> Value:
     return b.emit("Pow", b.constant(2.0, b.dtype), b.cast(x, b.dtype), dtype=b.dtype)
@@ -150,7 +140,7 @@ def _sub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", x, y, alpha)
 
 
-@aten("rsub.Tensor", "rsub.Scalar")
+@aten("rsub.Scalar")
 def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", y, x, alpha)
 
@@ -172,7 +162,7 @@ def _mul(b: Builder, x: Operand, y: Operand) -> Value:
     return b.emit("And" if b.dtype == torch.bool else "Mul", left, right)
 
 
-@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
+@aten("div.Tensor", "div.Scalar")
 def _div(b: Builder, x: Operand, y: Operand) -> Value:
     return b.emit("Div", b.operand(x, b.dtype), b.operand(y, b.dtype))
 
@@ -188,7 +178,7 @@ def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) 
     return truncated(b, quotient) if b.dtype.is_floating_point else quotient
 
 
-@aten("floor_divide.default", "floor_divide.Scalar")
+@aten("floor_divide.default")
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
     return floor_divided(b, b.operand(x, b.dtype), b.operand(y, b.dtype))
 
@@ -267,11 +257,6 @@ def _extreme(b: Builder, x: Value, y: Value) -> Value:
     return b.emit("Max" if greatest else "Min", left, right)
 
 
-@aten("atan2.default")
-def _atan2(b: Builder, y: Value, x: Value) -> Value:
-    raise Unsupported("the quadrants of atan2, with signed zeros")
-
-
 @aten("addcmul.default", "addcdiv.default")
 def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
     op = "Mul" if b.made_for("addcmul") else "Div"
@@ -291,15 +276,15 @@ def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
 
 
 @aten("clamp.default", "clamp_min.default", "clamp_max.default", "clamp.Tensor")
-def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:  # noqa: A002
+def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
     if b.made_for("clamp_max"):
-        min, max = None, min  # noqa: A001
+        min, max = None, min
     x = b.cast(x, b.dtype)
     if isinstance(min, Value) or isinstance(max, Value):
         x = x if min is None else b.emit("Max", x, b.operand(min, b.dtype))
         return x if max is None else b.emit("Min", x, b.operand(max, b.dtype))
     if min is not None and max is not None and min > max:
-        min = max  # noqa: A001
+        min = max
     low, high = (None if limit is None else b.constant(_limited(limit, b.dtype), b.dtype) for limit in (min, max))
     return b.emit("Clip", x, low, high) if min is not None or max is not None else x
 
@@ -314,7 +299,7 @@ def _limited(limit: Scalar, dtype: Any) -> Scalar:
     return int(limit)
 
 
-@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+@aten("where.self")
 def _where(b: Builder, condition: Value, x: Operand, y: Operand) -> Value:
     return b.emit("Where", b.cast(condition, torch.bool), b.operand(x, b.dtype), b.operand(y, b.dtype), dtype=b.dtype)
 

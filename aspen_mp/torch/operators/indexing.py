@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from aspen_mp.torch import sizes
@@ -27,13 +26,6 @@ def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
 def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if x.rank == 0 or index.rank == 0:
         raise Unsupported("gathering scalars")
-    return b.emit("GatherElements", x, index, axis=positive(dim, x.rank))
-
-
-@aten("take_along_dim.default")
-def _take_along_dim(b: Builder, x: Value, index: Value, dim: int | None = None) -> Value:
-    if dim is None:
-        raise Unsupported("taking along no dimension")
     return b.emit("GatherElements", x, index, axis=positive(dim, x.rank))
 
 
@@ -176,10 +168,3 @@ def _index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> 
     places = b.emit("Unsqueeze", b.cast(index, INT64), b.ints([-1]))
     written = b.emit("ScatterND", b.transpose(x, order), places, b.transpose(b.cast(source, x.dtype), order))
     return b.transpose(written, [order.index(k) for k in range(x.rank)])
-
-
-@aten("one_hot.default")
-def _one_hot(b: Builder, x: Value, classes: int = -1) -> Value:
-    if classes < 0:
-        raise Unsupported("as many classes as the data say")
-    return b.emit("OneHot", x, b.constant(classes, INT64), b.constant(np.array([0, 1]), INT64), dtype=INT64, axis=-1)

@@ -28,28 +28,6 @@ def _layer_norm(
     return y, None, None
 
 
-@aten("layer_norm.default")
-def _layer_norm_alone(
-    b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: Any
-) -> Value:
-    scale = _scale(b, weight, normalized_shape, x.dtype)
-    return b.emit("LayerNormalization", x, scale, bias, axis=-len(normalized_shape), epsilon=float(eps))
-
-
-@aten("rms_norm.default", "_fused_rms_norm.default")
-def _rms_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None = None, eps: float | None = None) -> Any:
-    import torch
-
-    eps = float(torch.finfo(x.dtype).eps) if eps is None else eps
-    scale = _scale(b, weight, normalized_shape, x.dtype)
-    y = b.emit("RMSNormalization", x, scale, axis=-len(normalized_shape), epsilon=float(eps))
-    if b.made_for("rms_norm"):
-        return y
-    if 1 in b.used:
-        raise Unsupported("the deviation of an RMS norm")
-    return y, None
-
-
 @aten("native_group_norm.default")
 def _group_norm(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Any, channels: Any, pixels: Any, groups: int, eps: float
@@ -60,13 +38,6 @@ def _group_norm(
     scale = _scale(b, weight, [count], x.dtype)
     shift = filled(b, [count], 0, x.dtype) if bias is None else b.cast(bias, x.dtype)
     return b.emit("GroupNormalization", x, scale, shift, num_groups=int(groups), epsilon=float(eps)), None, None
-
-
-@aten("group_norm.default")
-def _group_norm_alone(
-    b: Builder, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5, *_: Any
-) -> Value:
-    return _group_norm(b, x, weight, bias, x.shape[0], x.shape[1], None, groups, eps)[0]
 
 
 @aten("_native_batch_norm_legit_no_training.default")
@@ -80,15 +51,6 @@ def _batch_norm(
     shift = filled(b, [count], 0, x.dtype) if bias is None else b.cast(bias, x.dtype)
     y = b.emit("BatchNormalization", x, scale, shift, b.cast(mean, x.dtype), b.cast(var, x.dtype), epsilon=float(eps))
     return y, None, None
-
-
-@aten("batch_norm.default")
-def _batch_norm_alone(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, var: Value | None, training: bool, *rest: Any
-) -> Value:
-    if training or mean is None or var is None:
-        raise Unsupported("a batch norm that trains")
-    return _batch_norm(b, x, weight, bias, mean, var, rest[0], rest[1])[0]
 
 
 @aten("_native_batch_norm_legit.no_stats")

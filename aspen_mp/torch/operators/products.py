@@ -14,15 +14,13 @@ def product(b: Builder, x: Value, y: Value) -> Value:
     return b.emit("MatMul", x, y)
 
 
-@aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+@aten("mm.default", "bmm.default", "mv.default", "dot.default")
 def _mm(b: Builder, x: Value, y: Value) -> Value:
     return product(b, x, y)
 
 
-@aten("addmm.default", "baddbmm.default", "addmv.default", "addbmm.default")
+@aten("addmm.default", "baddbmm.default", "addmv.default")
 def _addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
-    if b.made_for("addbmm"):
-        raise Unsupported("sums over a batch of products")
     result = product(b, x, y)
     if alpha != 1:
         result = b.emit("Mul", result, b.constant(alpha, b.dtype))
@@ -31,13 +29,6 @@ def _addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Scalar = 1, alp
     if beta != 1:
         bias = b.emit("Mul", bias, b.constant(beta, b.dtype))
     return b.emit("Add", result, b.cast(bias, b.dtype))
-
-
-@aten("linear.default")
-def _linear(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    turned = b.transpose(weight, [1, 0]) if weight.rank == 2 else weight
-    result = product(b, x, turned)
-    return result if bias is None else b.emit("Add", result, bias)
 
 
 @aten("_int_mm.default")

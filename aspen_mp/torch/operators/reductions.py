@@ -119,7 +119,7 @@ def _var_mean(b: Builder, x: Value, dim: Dims = None, *, correction: Scalar | No
 
 
 @aten("linalg_vector_norm.default")
-def _vector_norm(b: Builder, x: Value, ord: Scalar = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:  # noqa: A002
+def _vector_norm(b: Builder, x: Value, ord: Scalar = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     x = b.cast(x, b.dtype)
     if ord in (1, 2):
         return reduced(b, f"ReduceL{int(ord)}", x, dim, keepdim)
@@ -145,7 +145,7 @@ def _cumsum(b: Builder, x: Value, dim: int, *, dtype: Any = None) -> Value:
 
 
 @aten("topk.default")
-def _topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:  # noqa: A002
+def _topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
     if x.rank == 0:
         raise Unsupported("the greatest of a scalar")
     found = b.emit_all("TopK", [x, b.size(k)], [x.dtype, INT64], axis=positive(dim, x.rank), largest=int(largest), sorted=int(sorted))
@@ -153,9 +153,10 @@ def _topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sor
 
 
 @aten("sort.default", "sort.stable")
-def _sort(b: Builder, x: Value, *arguments: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
-    if arguments and b.made_for("sort.stable"):
-        raise Unsupported("positional arguments of a stable sort")
+def _sort(
+    b: Builder, x: Value, *arguments: Any, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Value, Value]:
+    """Equal elements keep their order, which PyTorch promises where `stable` is set."""
     dim = arguments[0] if arguments else dim
     descending = arguments[1] if len(arguments) > 1 else descending
     if x.rank == 0 or x.dtype == torch.bool:

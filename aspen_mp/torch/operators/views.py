@@ -15,7 +15,7 @@ from aspen_mp.torch.registry import Unsupported, aten
 _END = 2**63 - 1
 
 
-@aten("view.default", "_unsafe_view.default", "reshape.default", "_reshape_copy.default", "view_copy.default", "flatten.using_ints")
+@aten("view.default", "_unsafe_view.default", "_reshape_copy.default", "view_copy.default")
 def _view(b: Builder, x: Value, *_: Any) -> Value:
     return b.reshape(x, _target(b.shape, x.shape))
 
@@ -24,17 +24,12 @@ def _target(shape: Sequence[Any], source: Sequence[Any]) -> list[Any]:
     return [sizes.plain(n) for n in shape]
 
 
-@aten("view.dtype")
-def _view_dtype(b: Builder, x: Value, dtype: Any) -> Value:
-    raise Unsupported("the same bits as another type")
-
-
 @aten("permute.default", "permute_copy.default")
 def _permute(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     return b.transpose(x, [positive(d, x.rank) for d in dims])
 
 
-@aten("t.default", "numpy_T.default", "t_copy.default")
+@aten("t.default", "t_copy.default")
 def _t(b: Builder, x: Value) -> Value:
     return b.transpose(x, list(reversed(range(x.rank))))
 
@@ -48,7 +43,7 @@ def _transpose(b: Builder, x: Value, first: int, second: int) -> Value:
     return b.transpose(x, perm)
 
 
-@aten("expand.default", "expand_copy.default", "broadcast_to.default")
+@aten("expand.default", "expand_copy.default")
 def _expand(b: Builder, x: Value, size: Sequence[Any], *, implicit: bool = False) -> Value:
     shape = b.shape
     if len(shape) == x.rank and all(sizes.expression(m) == sizes.expression(n) for m, n in zip(shape, x.shape, strict=True)):
@@ -89,7 +84,7 @@ def _select(b: Builder, x: Value, dim: int, index: Any) -> Value:
     return b.emit("Gather", x, place, axis=positive(dim, x.rank))
 
 
-@aten("split.Tensor", "split_copy.Tensor", "split.sizes", "split_with_sizes.default", "split_with_sizes_copy.default", "chunk.default")
+@aten("split.Tensor", "split_copy.Tensor", "split_with_sizes.default", "split_with_sizes_copy.default")
 def _split(b: Builder, x: Value, parts: Any, dim: int = 0) -> tuple[Value, ...]:
     axis = positive(dim, x.rank)
     shapes = [tuple(part.shape) for part in b.out]
@@ -104,7 +99,7 @@ def _unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(b.emit("Gather", x, b.constant(place, INT64), axis=axis) for place in range(len(b.out)))
 
 
-@aten("cat.default", "concat.default")
+@aten("cat.default")
 def _cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     kept = [b.cast(x, b.dtype) for x in tensors if not (x.rank == 1 and sizes.plain(x.shape[0]) == 0 and len(b.shape) != 1)]
     if len(kept) == 1:
@@ -118,7 +113,7 @@ def _stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     return b.emit("Concat", *[b.emit("Unsqueeze", b.cast(x, b.dtype), b.ints([axis])) for x in tensors], axis=axis)
 
 
-@aten("repeat.default", "tile.default")
+@aten("repeat.default")
 def _repeat(b: Builder, x: Value, repeats: Sequence[Any]) -> Value:
     if len(repeats) > x.rank:
         x = b.reshape(x, [*[1] * (len(repeats) - x.rank), *x.shape])
@@ -154,7 +149,7 @@ def _rolled(b: Builder, x: Value, shift: int, axis: int) -> Value:
     return b.emit("Concat", last, first, axis=axis)
 
 
-@aten("constant_pad_nd.default", "pad.default")
+@aten("constant_pad_nd.default")
 def _constant_pad(b: Builder, x: Value, pad: Sequence[Any], *rest: Any, value: Scalar = 0) -> Value:
     if b.made_for("pad"):
         mode = rest[0] if rest else "constant"
@@ -269,4 +264,10 @@ def _replaced(b: Builder, x: Value, source: Value, axis: int, begin: int, stop: 
 
 @aten("as_strided.default", "as_strided_copy.default")
 def _as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Value:
-    raise Unsupported("strides say nothing about shapes")
+    """Only where it says what holds already: strides of axes of one element are free."""
+    fake = b.node.args[0].meta["val"]
+    same = len(size) == x.rank and all(sizes.expression(m) == sizes.expression(n) for m, n in zip(size, x.shape, strict=True))
+    moving = [axis for axis, n in enumerate(size) if sizes.plain(n) != 1]
+    if not same or offset or any(sizes.expression(stride[axis]) != sizes.expression(fake.stride()[axis]) for axis in moving):
+        raise Unsupported("other strides over the same memory")
+    return x
