@@ -33,12 +33,12 @@ class LoadOptions(NamedTuple):
 
 
 class ModelSource:
-    """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
+    """What a model is loaded from, and how: a path, or bytes or a file in memory, which are kept for another time if `keep`."""
 
     def __init__(
         self,
         path: str,
-        data: bytes | None,
+        data: bytes | Memfd | None,
         name: str,
         options: LoadOptions,
         *,
@@ -64,12 +64,12 @@ class ModelSource:
         file = None
         try:
             if self._data is not None:
-                file = _memfd(self._data)
+                file = self._data if isinstance(self._data, Memfd) else _memfd(self._data)
                 if not self._keep:
                     self._data = None
             return session.load(self._path, -1 if file is None else file.fd, self._name, *self._options, progress)
         finally:
-            if file is not None:
+            if file is not None and file is not self._data:
                 file.close()
 
 
@@ -88,8 +88,8 @@ def _memfd(data: bytes) -> Memfd:
     return file
 
 
-def where(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
-    """(absolute path, bytes, name): a path or bytes, not both."""
+def where(model: str | os.PathLike[str] | bytes | onnx.ModelProto | Memfd) -> tuple[str, bytes | Memfd | None, str]:
+    """(absolute path, bytes or a file in memory that holds them, name): a path or bytes, not both."""
     named = named_models.find(model) if isinstance(model, str) else None
     if named is not None:
         collection, name = named
@@ -99,6 +99,8 @@ def where(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
         if not os.path.exists(path):
             raise FileNotFoundError(f"there is no model file {path}")
         return arguments.text("the path of a model", path), None, Path(path).stem
+    if isinstance(model, Memfd):
+        return "", model, "model"
     if isinstance(model, (bytes, bytearray, memoryview)):
         return "", bytes(model), "model"
     if hasattr(model, "SerializeToString") and hasattr(model, "graph"):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.session import Session
     from aspen_mp.client.workload import Workload
     from aspen_mp.config import Profile
+    from aspen_mp.shm.bindings._mapping import Memfd
     from aspen_mp.tracing.trace import Trace
 
 Answer = TypeVar("Answer")
@@ -189,7 +190,7 @@ class Runtime:
 
     def load(
         self,
-        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto | Memfd,
         *,
         name: str | None = None,
         instances: int | None = None,
@@ -208,7 +209,8 @@ class Runtime:
         The same model, loaded by several clients with the same options, is held once.
 
         Args:
-            model: The path of an ONNX file, its bytes, an `onnx.ModelProto`, or "zoo:NAME" for a network of the built-in zoo.
+            model: The path of an ONNX file, its bytes, an `onnx.ModelProto`, or "zoo:NAME" for a network of the built-in zoo. Or a file
+                in memory (`shm.bindings._mapping.Memfd`) with the bytes, which are then not copied; it is closed.
             name: What `status` and messages call it. None: the name of the file or of the graph.
             instances: How many requests of it can execute at the same time, from 1 to 32; each takes memory of its own for activations.
                 None: the profile's value, or with the objective "throughput" as many as keep all cores busy.

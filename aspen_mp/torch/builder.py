@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -143,7 +144,7 @@ class Builder:
     def constant(self, value: Any, dtype: Any) -> Value:
         """A constant: a number, nested lists or an array, of a dtype of PyTorch's."""
         key = (type(value), value, dtype) if isinstance(value, int | float) else None
-        if key is not None and value == value and (value or str(value)[0] != "-"):
+        if key is not None and not math.isnan(value) and (value or str(value)[0] != "-"):
             found = self._known.get(key)
             if found is not None:
                 return found
@@ -190,11 +191,12 @@ class Builder:
         return found
 
     def number(self, value: Any, dtype: Any) -> Value:
-        """A number as a scalar tensor; SymInts too."""
+        """A number as a scalar tensor; SymInts and SymFloats too."""
         plain = sizes.plain(value)
         if isinstance(plain, int | float | bool):
             return self.constant(plain, dtype)
-        scalar = self.emit("Reshape", self.size(plain), self.constant(np.zeros(0, np.int64), INT64), dtype=INT64)
+        found = sizes.emit_float(self, sizes.expression(plain)) if isinstance(plain, torch.SymFloat) else self.size(plain)
+        scalar = self.emit("Reshape", found, self.ints([]), dtype=found.dtype)
         return self.cast(scalar, dtype)
 
     # ---- values

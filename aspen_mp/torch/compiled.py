@@ -75,10 +75,8 @@ class Compiled:
 
     def __call__(self, *args: Any) -> list[Any]:
         last = self._last
-        if last is not None and last[1] == [_stamp(args[place]) for place in last[0]]:
-            variant = last[2]
-        else:
-            variant = self._find(args)
+        same = last is not None and last[1] == [_stamp(args[place]) for place in last[0]]
+        variant = last[2] if same else self._find(args)  # type: ignore[index]
         results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
         return [result(results, args) for result in variant.results]
 

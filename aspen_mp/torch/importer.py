@@ -15,8 +15,7 @@ import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from torch import fx
 
-from aspen_mp.torch import operators as operators
-from aspen_mp.torch import sizes
+from aspen_mp.torch import operators, sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
 
@@ -24,6 +23,7 @@ OPSET: Final = 23
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
 _names: dict[Any, str] = {}
+assert operators.views  # importing the package has filled RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Importer:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output" and outputs and not self.unsupported:
-                found = [self._output(value, k) for k, value in enumerate(node.args[0])]
+                found = self._outputs(node)
         proto = self._model(found)
         return Imported(proto, self.inputs, self.constants, found, self.unsupported)
 
@@ -135,11 +135,10 @@ class _Importer:
                 self.values[node] = value
         for expr, node, place in scalars:
             self.finders[expr] = lambda args, place=place: int(args[place])  # type: ignore[misc]
-            if expr not in self.builder.sources:
-                if node.users:
-                    self.inputs.append(Input(node.name, place, INT64, is_size=True))
-                    self.infos[node.name] = _info(node.name, INT64, (1,))
-                    self.builder.sources[expr] = Value(node.name, INT64, (1,))
+            if expr not in self.builder.sources and node.users:
+                self.inputs.append(Input(node.name, place, INT64, is_size=True))
+                self.infos[node.name] = _info(node.name, INT64, (1,))
+                self.builder.sources[expr] = Value(node.name, INT64, (1,))
 
     def _tensor_input(self, node: fx.Node, place: int, fake: Any) -> None:
         if fake.dtype not in ONNX_TYPES or fake.layout != torch.strided:
@@ -190,7 +189,7 @@ class _Importer:
 
     def _call(self, node: fx.Node) -> None:
         out = node.meta.get("val")
-        if sizes.is_size(out):
+        if sizes.is_number(out):
             self.values[node] = out
             return
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -232,13 +231,23 @@ class _Importer:
 
     # ---- what goes out
 
+    def _outputs(self, node: fx.Node) -> list[Output]:
+        given = node.args[0]
+        try:
+            return [self._output(value, k) for k, value in enumerate(given if isinstance(given, tuple | list) else [given])]
+        except Unsupported as reason:
+            self.unsupported[node] = str(reason)
+            return []
+
     def _output(self, value: Any, number: int) -> Output:
         if not isinstance(value, fx.Node):
             return Output(number=lambda args: value)
         if value in self.places:
             return Output(place=self.places[value])
         known = self.values[value]
-        if sizes.is_size(known):
+        if sizes.is_number(known):
+            if not sizes.is_size(known):
+                raise Unsupported("a result that is a fraction or a truth value of sizes")
             return Output(number=sizes.function(sizes.expression(known), self.finders))
         assert isinstance(known, Value)
         order = memory_order(value.meta["val"])
@@ -312,7 +321,7 @@ def memory_order(fake: Any) -> tuple[int, ...] | None:
     if fake.dim() < 2:
         return None
     shape, strides = [sizes.hint(n) for n in fake.shape], [sizes.hint(n) for n in fake.stride()]
-    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis) if shape[axis] != 1 else (-strides[axis], axis))
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
     expected = 1
     for axis in reversed(order):
         if shape[axis] != 1 and strides[axis] != expected:

@@ -35,7 +35,7 @@ _FREE = {
 
 def computes(node: fx.Node) -> bool:
     """Whether a node is work: no view, no size, no part of a tuple."""
-    if node.op != "call_function" or node.target is operator.getitem or sizes.is_size(node.meta.get("val")):
+    if node.op != "call_function" or node.target is operator.getitem or sizes.is_number(node.meta.get("val")):
         return False
     return operator_name(node.target) not in _FREE
 
@@ -51,7 +51,7 @@ class _Supported(OperatorSupportBase):
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
         if node.op == "get_attr":
             return False
-        return node.op == "call_function" and node not in self.unsupported and not sizes.is_size(node.meta.get("val"))
+        return node.op == "call_function" and node not in self.unsupported and not sizes.is_number(node.meta.get("val"))
 
 
 def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collection[fx.Node], options: Options) -> Callable[..., Any]:

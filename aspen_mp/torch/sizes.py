@@ -19,21 +19,29 @@ _MODULI: Final = {"Mod", "PythonMod"}
 
 
 def plain(value: Any) -> Any:
-    """An int where a SymInt turns out to be one; everything else as it is."""
+    """A number where a SymInt or SymFloat turns out to be one; everything else as it is."""
     if isinstance(value, torch.SymInt):
         expr = value.node.expr
         return int(expr) if expr.is_Integer else value
+    if isinstance(value, torch.SymFloat):
+        expr = value.node.expr
+        return float(expr) if expr.is_number else value
     return value
 
 
 def expression(value: Any) -> Any:
-    """An int, or sympy's expression of a SymInt."""
+    """A number, or sympy's expression of a SymInt or SymFloat."""
     value = plain(value)
-    return value.node.expr if isinstance(value, torch.SymInt) else value
+    return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat) else value
 
 
 def is_size(value: Any) -> bool:
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of Python's, fixed or not."""
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def emit(builder: Builder, expr: Any) -> Value:
@@ -61,6 +69,27 @@ def emit(builder: Builder, expr: Any) -> Value:
         rest = _binary(builder, "Mod", a, b)
         return rest if name in _MODULI else _binary(builder, "Div", _binary(builder, "Sub", a, rest), b)
     raise Unsupported(f"the size {expr} cannot be computed from those of inputs")
+
+
+def emit_float(builder: Builder, expr: Any) -> Value:
+    """An expression with fractions as a float64 [1] tensor."""
+    wide = torch.float64
+    if expr.is_integer and not expr.is_number:
+        return builder.cast(emit(builder, expr), wide)
+    if expr.is_number:
+        return builder.constant(np.array([float(expr)]), wide)
+    name = type(expr).__name__
+    if name == "ToFloat":
+        return builder.cast(emit(builder, expr.args[0]), wide)
+    if name in {"FloatTrueDiv", "IntTrueDiv"}:
+        a, b = (emit_float(builder, part) for part in expr.args)
+        return builder.emit("Div", a, b, dtype=wide, shape=(1,))
+    if name in {"Add", "Mul"}:
+        total = emit_float(builder, expr.args[0])
+        for term in expr.args[1:]:
+            total = builder.emit(name, total, emit_float(builder, term), dtype=wide, shape=(1,))
+        return total
+    raise Unsupported(f"the number {expr} cannot be computed from the sizes of inputs")
 
 
 def _binary(builder: Builder, op: str, a: Value, b: Value) -> Value:

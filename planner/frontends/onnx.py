@@ -165,6 +165,7 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
         proto, spans = _strip_proto(source)
         return _normal(proto, tensors.Store(list(spans), Folder(folder)))
     real: str | None = None
+    is_file = isinstance(source, str | os.PathLike)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         folder = str(path.parent) if folder is None else folder
@@ -176,7 +177,7 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
     for beginning, what in _OTHER_FILES.items():
         if bytes(buffer.cast("B")[: len(beginning)]) == beginning:
             raise ModelParseError(f"not an ONNX model: {what}")
-    if buffer.nbytes > MAX_FILE:
+    if is_file and buffer.nbytes > MAX_FILE:
         raise ModelParseError(
             f"not an ONNX model: {buffer.nbytes} bytes; ONNX files have at most 2 GiB. Save larger models with external data"
         )

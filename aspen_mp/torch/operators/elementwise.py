@@ -114,10 +114,7 @@ def _near_zero(b: Builder, x: Value) -> Value:
     if b.dtype == torch.float64:
         raise Unsupported("precision would be lost in float64")
     wide, one = b.cast(x, torch.float64), b.constant(1.0, torch.float64)
-    if b.made_for("log1p"):
-        value = b.emit("Log", b.emit("Add", wide, one))
-    else:
-        value = b.emit("Sub", b.emit("Exp", wide), one)
+    value = b.emit("Log", b.emit("Add", wide, one)) if b.made_for("log1p") else b.emit("Sub", b.emit("Exp", wide), one)
     tiny = b.emit("Less", b.emit("Abs", x), b.constant(1e-8, x.dtype), dtype=torch.bool)
     return b.emit("Where", tiny, x, b.cast(value, b.dtype), dtype=b.dtype)
 

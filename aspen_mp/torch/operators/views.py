@@ -17,11 +17,7 @@ _END = 2**63 - 1
 
 @aten("view.default", "_unsafe_view.default", "_reshape_copy.default", "view_copy.default")
 def _view(b: Builder, x: Value, *_: Any) -> Value:
-    return b.reshape(x, _target(b.shape, x.shape))
-
-
-def _target(shape: Sequence[Any], source: Sequence[Any]) -> list[Any]:
-    return [sizes.plain(n) for n in shape]
+    return b.reshape(x, b.shape)
 
 
 @aten("permute.default", "permute_copy.default")
@@ -59,10 +55,9 @@ def _unsqueeze(b: Builder, x: Value, dim: int) -> Value:
 @aten("squeeze.default", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", "squeeze_copy.dim")
 def _squeeze(b: Builder, x: Value, dim: Sequence[int] | int | None = None) -> Value:
     if dim is None:
-        dims = list(range(x.rank))
-    else:
-        dims = [positive(d, x.rank) for d in ([dim] if isinstance(dim, int) else dim)] if x.rank else []
-    ones = [d for d in dims if sizes.plain(x.shape[d]) == 1]
+        dim = range(x.rank)
+    dims = [dim] if isinstance(dim, int) else dim
+    ones = [positive(d, x.rank) for d in dims if x.rank and sizes.plain(x.shape[d]) == 1]
     return b.emit("Squeeze", x, b.ints(ones)) if ones else x
 
 
