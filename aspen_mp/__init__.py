@@ -26,8 +26,10 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "explain",
     "get_available_providers",
     "get_device",
+    "optimize",
 ]
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from aspen_mp.compat.onnxruntime.session import InferenceSession as InferenceSession
     from aspen_mp.compat.onnxruntime.values.ort_value import OrtValue as OrtValue
     from aspen_mp.planner.job.options import Planning as Planning
+    from aspen_mp.torch import explain as explain
+    from aspen_mp.torch import optimize as optimize
 
 _WHERE = {
     "Runtime": "aspen_mp.client.runtime",
@@ -57,6 +61,8 @@ _WHERE = {
     "RequestFuture": "aspen_mp.client.future",
     "ValueInfo": "aspen_mp.client.signature",
     "Planning": "aspen_mp.planner.job.options",
+    "optimize": "aspen_mp.torch",
+    "explain": "aspen_mp.torch",
 }
 
 

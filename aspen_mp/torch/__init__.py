@@ -1,1 +1,86 @@
-"""PyTorch modules in a runtime: the backend of `torch.compile`, `optimize`, `explain`."""
+"""PyTorch modules in a runtime: `optimize`, `explain`, and the backend of `torch.compile`.
+
+PyTorch is an extra, ``pip install 'aspen-mp[torch]'``, and is imported when one of these functions is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from aspen_mp import Runtime
+    from aspen_mp.torch.explanation import Explanation
+
+__all__ = ["explain", "optimize"]
+
+Module = TypeVar("Module")
+
+
+def optimize(
+    module: Module,
+    *,
+    runtime: Runtime | str | None = None,
+    precision: str = "f32",
+    release: bool = False,
+    dynamic: bool | None = None,
+    min_block_size: int = 3,
+) -> Module:
+    """Run the `forward` of a PyTorch module in a runtime, in place.
+
+    Hooks, `state_dict`, parameters and submodules stay. Changed parameters are noticed at the next call, except for changes through
+    ``.data`` or a numpy array over the same memory. ``module.train()`` gives PyTorch back, ``module.eval()`` the runtime. Calls whose
+    inputs need gradients run in PyTorch, with one warning. All others run as if under ``torch.no_grad()``.
+
+    Args:
+        module: A `torch.nn.Module` on the CPU.
+        runtime: A `Runtime`, the name of one that `aspen-mp launch` started, or None for one of the process's own.
+        precision: "f32" or "bf16", as of `Runtime.load`.
+        release: Whether parameters and buffers give up their own memory once they have been loaded. They become views of the one copy
+            that all processes of the runtime share. A process that writes to them gets memory of its own for the pages that it writes to.
+        dynamic: As of `torch.compile`. None: sizes are taken to vary once they have varied.
+        min_block_size: Graphs of fewer operators stay with PyTorch.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        TypeError: `module` is no module.
+        UnsupportedModelError: A parameter is not on the CPU.
+    """
+    _need_torch()
+    from aspen_mp.torch import compiled, optimized
+
+    options = compiled.Options(runtime, precision, min_block_size, type(module).__name__, release)
+    optimized.optimize(module, options, dynamic)
+    return module
+
+
+def explain(module: Any, *inputs: Any, **keywords: Any) -> Explanation:
+    """Say what of a PyTorch module would run in a runtime, by running it once in PyTorch.
+
+    Args:
+        module: A `torch.nn.Module` or a function.
+        *inputs: Its arguments.
+        **keywords: Its arguments by name.
+
+    Returns:
+        A table, which `print` shows: for each operator its source line, where it runs, and why not in aspen_mp.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+    """
+    _need_torch()
+    from aspen_mp.torch import explanation
+
+    return explanation.explain(module, inputs, keywords)
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as missing:
+        raise ImportError(
+            "this needs PyTorch. Install it: pip install 'aspen-mp[torch]', or without CUDA: "
+            "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        ) from missing

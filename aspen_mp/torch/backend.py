@@ -19,7 +19,7 @@ from aspen_mp.torch.importer import import_graph
 
 log = logging.getLogger("aspen_mp.torch")
 _warned: set[str] = set()
-_OPTIONS = ("runtime", "precision", "min_block_size", "name")
+_OPTIONS = ("runtime", "precision", "min_block_size", "name", "release")
 
 
 def aspen_mp(
@@ -33,7 +33,7 @@ def aspen_mp(
         mode: Ignored: plans are made for the machine at hand in every mode.
         options: "runtime": the name of a runtime that `aspen-mp launch` started, a `Runtime`, or None for one of the process's own.
             "precision": "f32" or "bf16", as of `Runtime.load`. "min_block_size": graphs with fewer operators than this stay with PyTorch.
-            "name": what `aspen-mp status` calls the model.
+            "name": what `aspen-mp status` calls the model. "release": as of `optimize`.
 
     Returns:
         A function that computes what the graph says.
@@ -42,11 +42,15 @@ def aspen_mp(
         ValueError: An option is unknown.
         UnsupportedModelError: A tensor is not in the memory of the CPU.
     """
-    chosen = options_of(options)
+    return compile_module(module, example_inputs, options_of(options))
+
+
+def compile_module(module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Any:
+    """The same with options that have been checked."""
     check_devices(example_inputs)
     if needs_gradients(example_inputs):
         return module.forward
-    return aot_autograd(fw_compiler=_compiler(chosen), decompositions=decompositions.table())(module, example_inputs)
+    return aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)
 
 
 def options_of(options: Mapping[str, Any] | None) -> Options:

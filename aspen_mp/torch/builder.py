@@ -40,6 +40,10 @@ NUMPY_TYPES: Final[dict[Any, np.dtype[Any]]] = {
     torch.bool: np.dtype(np.bool_),
 }
 INT64: Final = torch.int64
+_REPEATED: Final = {"Add": "Add", "Mul": "Mul", "Max": "Max", "Min": "Min"}
+_FLOORS: Final = {"FloorDiv", "CleanDiv"}
+_MODULI: Final = {"Mod", "PythonMod"}
+"""Classes of sympy's and PyTorch's in expressions of sizes."""
 _KINDS: Final = {
     int: AttributeProto.INT,
     bool: AttributeProto.INT,
@@ -187,7 +191,7 @@ class Builder:
             return self.ints([expression])
         found = self._sizes.get(expression)
         if found is None:
-            found = self._sizes[expression] = sizes.emit(self, expression)
+            found = self._sizes[expression] = self._whole(expression)
         return found
 
     def number(self, value: Any, dtype: Any) -> Value:
@@ -195,9 +199,58 @@ class Builder:
         plain = sizes.plain(value)
         if isinstance(plain, int | float | bool):
             return self.constant(plain, dtype)
-        found = sizes.emit_float(self, sizes.expression(plain)) if isinstance(plain, torch.SymFloat) else self.size(plain)
+        found = self._fraction(sizes.expression(plain)) if isinstance(plain, torch.SymFloat) else self.size(plain)
         scalar = self.emit("Reshape", found, self.ints([]), dtype=found.dtype)
         return self.cast(scalar, dtype)
+
+    def _whole(self, expr: Any) -> Value:
+        """An expression as an int64 [1] tensor."""
+        if expr.is_Integer:
+            return self.ints([int(expr)])
+        if expr.is_Symbol:
+            found = self.sources.get(expr)
+            if found is None:
+                raise Unsupported(f"the size {expr} is not one of an input's")
+            return found
+        name = type(expr).__name__
+        if name in _REPEATED:
+            total = self._whole(expr.args[0])
+            for term in expr.args[1:]:
+                total = self._sized(_REPEATED[name], total, self._whole(term))
+            return total
+        if name == "Pow" and expr.args[1].is_Integer and int(expr.args[1]) > 0:
+            base = total = self._whole(expr.args[0])
+            for _ in range(int(expr.args[1]) - 1):
+                total = self._sized("Mul", total, base)
+            return total
+        if name in _FLOORS or name in _MODULI:
+            a, b = (self._whole(part) for part in expr.args)
+            rest = self._sized("Mod", a, b)
+            return rest if name in _MODULI else self._sized("Div", self._sized("Sub", a, rest), b)
+        raise Unsupported(f"the size {expr} cannot be computed from those of inputs")
+
+    def _fraction(self, expr: Any) -> Value:
+        """An expression with fractions as a float64 [1] tensor."""
+        wide = torch.float64
+        if expr.is_integer and not expr.is_number:
+            return self.cast(self._whole(expr), wide)
+        if expr.is_number:
+            return self.constant(np.array([float(expr)]), wide)
+        name = type(expr).__name__
+        if name == "ToFloat":
+            return self.cast(self._whole(expr.args[0]), wide)
+        if name in {"FloatTrueDiv", "IntTrueDiv"}:
+            a, b = (self._fraction(part) for part in expr.args)
+            return self.emit("Div", a, b, dtype=wide, shape=(1,))
+        if name in {"Add", "Mul"}:
+            total = self._fraction(expr.args[0])
+            for term in expr.args[1:]:
+                total = self.emit(name, total, self._fraction(term), dtype=wide, shape=(1,))
+            return total
+        raise Unsupported(f"the number {expr} cannot be computed from the sizes of inputs")
+
+    def _sized(self, op: str, a: Value, b: Value) -> Value:
+        return self.emit(op, a, b, dtype=INT64, shape=(1,))
 
     # ---- values
 

@@ -40,6 +40,7 @@ class Options:
     precision: str = "f32"
     min_block_size: int = 3
     name: str = ""
+    release: bool = False
 
 
 class _Variant:

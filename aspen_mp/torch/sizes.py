@@ -1,21 +1,14 @@
-"""Sizes that are not fixed: what PyTorch knows as SymInts, as ONNX nodes over the shapes of inputs, and as Python functions."""
+"""Sizes that are not fixed: what PyTorch knows as SymInts, as numbers, expressions and Python functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from aspen_mp.torch.registry import Unsupported
-
-if TYPE_CHECKING:
-    from aspen_mp.torch.builder import Builder, Value
-
-_REPEATED: Final = {"Add": "Add", "Mul": "Mul", "Max": "Max", "Min": "Min"}
-_FLOORS: Final = {"FloorDiv", "CleanDiv"}
-_MODULI: Final = {"Mod", "PythonMod"}
 
 
 def plain(value: Any) -> Any:
@@ -42,58 +35,6 @@ def is_size(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a number of Python's, fixed or not."""
     return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-def emit(builder: Builder, expr: Any) -> Value:
-    """An expression as an int64 [1] tensor."""
-    if expr.is_Integer:
-        return builder.ints([int(expr)])
-    if expr.is_Symbol:
-        found = builder.sources.get(expr)
-        if found is None:
-            raise Unsupported(f"the size {expr} is not one of an input's")
-        return found
-    name = type(expr).__name__
-    if name in _REPEATED:
-        total = emit(builder, expr.args[0])
-        for term in expr.args[1:]:
-            total = _binary(builder, _REPEATED[name], total, emit(builder, term))
-        return total
-    if name == "Pow" and expr.args[1].is_Integer and int(expr.args[1]) > 0:
-        base = total = emit(builder, expr.args[0])
-        for _ in range(int(expr.args[1]) - 1):
-            total = _binary(builder, "Mul", total, base)
-        return total
-    if name in _FLOORS or name in _MODULI:
-        a, b = (emit(builder, part) for part in expr.args)
-        rest = _binary(builder, "Mod", a, b)
-        return rest if name in _MODULI else _binary(builder, "Div", _binary(builder, "Sub", a, rest), b)
-    raise Unsupported(f"the size {expr} cannot be computed from those of inputs")
-
-
-def emit_float(builder: Builder, expr: Any) -> Value:
-    """An expression with fractions as a float64 [1] tensor."""
-    wide = torch.float64
-    if expr.is_integer and not expr.is_number:
-        return builder.cast(emit(builder, expr), wide)
-    if expr.is_number:
-        return builder.constant(np.array([float(expr)]), wide)
-    name = type(expr).__name__
-    if name == "ToFloat":
-        return builder.cast(emit(builder, expr.args[0]), wide)
-    if name in {"FloatTrueDiv", "IntTrueDiv"}:
-        a, b = (emit_float(builder, part) for part in expr.args)
-        return builder.emit("Div", a, b, dtype=wide, shape=(1,))
-    if name in {"Add", "Mul"}:
-        total = emit_float(builder, expr.args[0])
-        for term in expr.args[1:]:
-            total = builder.emit(name, total, emit_float(builder, term), dtype=wide, shape=(1,))
-        return total
-    raise Unsupported(f"the number {expr} cannot be computed from the sizes of inputs")
-
-
-def _binary(builder: Builder, op: str, a: Value, b: Value) -> Value:
-    return builder.emit(op, a, b, dtype=torch.int64, shape=(1,))
 
 
 def function(expr: Any, places: Mapping[Any, Callable[[Any], int]]) -> Callable[[Any], int]:

@@ -1,0 +1,83 @@
+"""`optimize`: a module's `forward` in a runtime, with everything else of the module as it was."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from aspen_mp.torch import backend
+from aspen_mp.torch.compiled import Options
+
+
+def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
+    """See `aspen_mp.optimize`."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"optimize takes a torch.nn.Module, not {type(module).__name__}")
+    backend.check_devices([*module.parameters(), *module.buffers()])
+    module.forward = Forward(module, options, dynamic)
+
+
+def original(module: nn.Module) -> Callable[..., Any]:
+    """The `forward` that the module had before it was optimized."""
+    forward: Any = module.__dict__.get("forward")
+    if isinstance(forward, Forward):
+        forward = forward.before
+    return forward if forward is not None else type(module).forward.__get__(module)  # type: ignore[no-any-return]
+
+
+class Forward:
+    """`forward` of an optimized module. It travels with the module in copies and pickles."""
+
+    def __init__(self, module: nn.Module, options: Options, dynamic: bool | None, before: Callable[..., Any] | None = None) -> None:
+        """`before`: a `forward` that the module itself had, and not its class."""
+        self.module = module
+        self.options = options
+        self.dynamic = dynamic
+        found = module.__dict__.get("forward")
+        self.before = found.before if isinstance(found, Forward) else before or found
+        functools.update_wrapper(self, type(module).forward)
+        self.__signature__ = inspect.signature(self.before or type(module).forward.__get__(module))
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        if module.training or torch.compiler.is_compiling():
+            return original(module)(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._run(*args, **kwargs)
+        if backend.needs_gradients([*_tensors(args), *_tensors(kwargs)]):
+            return original(module)(*args, **kwargs)
+        with torch.no_grad():
+            return self._run(*args, **kwargs)
+
+    @property
+    def _run(self) -> Callable[..., Any]:
+        if self._compiled is None:
+            self._compiled = torch.compile(original(self.module), backend=functools.partial(_backend, self.options), dynamic=self.dynamic)
+        return self._compiled
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        return Forward(memo.get(id(self.module), self.module), self.options, self.dynamic, self.before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Forward, (self.module, self.options, self.dynamic, self.before)
+
+
+def _backend(options: Options, module: Any, example_inputs: Any) -> Any:
+    return backend.compile_module(module, example_inputs, options)
+
+
+def _tensors(value: Any) -> list[Any]:
+    """Tensors among arguments, in lists, tuples and dicts too."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [found for item in value for found in _tensors(item)]
+    if isinstance(value, dict):
+        return [found for item in value.values() for found in _tensors(item)]
+    return []

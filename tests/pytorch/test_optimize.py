@@ -1,0 +1,141 @@
+"""`optimize` keeps a module what it was, and `explain` says what runs where."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'aspen-mp[torch]'")
+from torch import nn  # noqa: E402
+
+import aspen_mp  # noqa: E402
+from aspen_mp.torch import backend  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Any]:
+    with aspen_mp.Runtime(workers=2) as runtime:
+        yield runtime
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    backend._warned.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Any, scale: float = 1.0) -> Any:
+        return torch.softmax(self.second(self.drop(torch.relu(self.first(x)))) * scale + self.shift, -1)
+
+
+def net() -> Net:
+    torch.manual_seed(5)
+    return Net().eval()
+
+
+def test_optimized_module_gives_the_same(runtime: Any) -> None:
+    module, x = net(), torch.randn(3, 6)
+    want = module(x).detach()
+    assert aspen_mp.optimize(module, runtime=runtime) is module
+    got = module(x)
+    torch.testing.assert_close(got, want)
+    assert not got.requires_grad
+    assert any(model["name"] == "Net" for model in runtime.status()["models"])
+    torch.testing.assert_close(module(x, scale=2.0), net()(x, scale=2.0).detach())
+
+
+def test_state_and_submodules_stay(runtime: Any) -> None:
+    module = net()
+    names, state = [name for name, _ in module.named_modules()], module.state_dict()
+    aspen_mp.optimize(module, runtime=runtime)
+    module(torch.randn(3, 6))
+    assert [name for name, _ in module.named_modules()] == names
+    assert list(module.state_dict()) == list(state)
+    assert module.first.weight.requires_grad
+
+
+def test_hooks_run(runtime: Any) -> None:
+    module, x, seen = net(), torch.randn(3, 6), []
+    module.register_forward_hook(lambda module, args, result: result + 1)
+    module.first.register_forward_hook(lambda module, args, result: seen.append(tuple(result.shape)))
+    want = module(x).detach()
+    aspen_mp.optimize(module, runtime=runtime)
+    torch.testing.assert_close(module(x), want)
+    assert seen == [(3, 8)] * 2
+
+
+def test_training_is_pytorchs(runtime: Any) -> None:
+    module, x = aspen_mp.optimize(net(), runtime=runtime), torch.randn(3, 6)
+    before = module(x)
+    module.train()
+    module(x).log().sum().backward()
+    assert module.first.weight.grad is not None
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.sub_(parameter.grad)
+    module.eval()
+    after = module(x)
+    assert not torch.allclose(before, after)
+    other = net()
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(after, other(x).detach())
+
+
+def test_inputs_that_need_gradients_are_pytorchs(runtime: Any) -> None:
+    module, x = aspen_mp.optimize(net(), runtime=runtime), torch.randn(3, 6, requires_grad=True)
+    with pytest.warns(UserWarning, match="gradients"):
+        module(x).log().sum().backward()
+    assert x.grad is not None
+
+
+def test_copies_and_pickles_are_optimized(runtime: Any) -> None:
+    module, x = net(), torch.randn(3, 6)
+    want = module(x).detach()
+    aspen_mp.optimize(module)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other.forward.module is other
+        assert other.first is not module.first
+    del module.forward
+    torch.testing.assert_close(module(x).detach(), want)
+
+
+def test_two_modules_of_one_content_share_their_weights(runtime: Any) -> None:
+    one, other, x = aspen_mp.optimize(net(), runtime=runtime), aspen_mp.optimize(net(), runtime=runtime), torch.randn(3, 6)
+    torch.testing.assert_close(one(x), other(x))
+    assert len([model for model in runtime.status()["models"] if model["name"] == "Net"]) == 1
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="function"):
+        aspen_mp.optimize(lambda x: x)  # type: ignore[type-var]
+
+
+def test_explain_names_what_stays_and_why() -> None:
+    class Partly(nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = torch.relu(x) + 1
+            if y.sum() > 100:
+                y = y * 2
+            return torch.special.digamma(y)
+
+    found = aspen_mp.explain(Partly().eval(), torch.randn(3, 4))
+    where = {row.operator: row for row in found.rows}
+    assert where["relu.default"].where == "aspen_mp"
+    assert where["relu.default"].source.rpartition(":")[0] == __file__
+    assert where["digamma.default"].where == "PyTorch"
+    assert "digits" in where["digamma.default"].why
+    assert found.graphs == 2
+    assert found.breaks
+    assert "digamma.default" in str(found)
