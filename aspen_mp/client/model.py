@@ -672,6 +672,16 @@ class Model:
         blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
         self._tree.plan_first(self._check(blanks), progress, ahead=True)
 
+    def lend(self) -> int:
+        """Return a descriptor, for reading, of the file in memory that the model was loaded from. The caller closes it.
+
+        All processes that have loaded the same contents get the same file, so that they can read its weights without a copy of their own.
+
+        Raises:
+            RequestError: The model was loaded from a file with a name, or from one in memory that is not sealed against writing.
+        """
+        return self._tree.session.lend(self._id)
+
     def revive(self) -> None:
         """Load the model again now if the runtime was lost since, and plan its shapes where all are fixed.
 

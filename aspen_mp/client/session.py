@@ -154,6 +154,11 @@ class Session:
         loaded, _ = self.control.call(lambda number: protocol.Adopt(number, model), protocol.Loaded)
         return loaded
 
+    def lend(self, model: int) -> int:
+        """A descriptor of the sealed file in memory that a model was loaded from, for reading; it is the caller's."""
+        _, (fd,) = self.control.call(lambda number: protocol.Lend(number, model), protocol.Done)
+        return fd
+
     def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
         """How many workers there are afterwards."""
         done, _ = self.control.call(lambda number: protocol.Resize(number, add, remove, total, cores), protocol.Done)

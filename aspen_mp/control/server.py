@@ -470,6 +470,9 @@ class Server:
                 self._models.load(message, taken, self._asker(client, message.id))
             case protocol.Adopt():
                 self._models.adopt(message.model, self._asker(client, message.id))
+            case protocol.Lend():
+                fds.append(self._models.lend(message.model, client.number))  # closed with those that came
+                send(protocol.Done(message.id), (fds[-1],))
             case protocol.MakePlan():
                 self._models.plan(message, self._asker(client, message.id))
             case protocol.Unload():

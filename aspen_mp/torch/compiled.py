@@ -85,45 +85,34 @@ class Compiled:
 
     def _find(self, args: Sequence[Any]) -> _Variant:
         with self._lock:
-            places = [constant.place for constant in self._imported.constants if constant.place >= 0]
-            stamps = [_stamp(args[place]) for place in places]
-            key = tuple(stamps)
+            key = self._key(args)
             variant = self._variants.get(key)
             if variant is None:
-                if self._variants:
-                    self._note_changes(places, args)
-                    places = [constant.place for constant in self._imported.constants if constant.place >= 0]
-                    stamps = [_stamp(args[place]) for place in places]
-                    key = tuple(stamps)
+                self._note_changes(args)
                 variant = self._load(args)
                 while len(self._variants) >= MOST_VARIANTS:
                     self._variants.pop(next(iter(self._variants)))
+                key = self._key(args)  # which constants there are may have changed, and where they lie
                 self._variants[key] = variant
-                self._watch(key, [args[place] for place in places])
-            self._last = (places, stamps, variant)
+                self._watch(key, [args[place] for place in variant.watched])
+            self._last = (variant.watched, list(key), variant)
             return variant
 
-    def _note_changes(self, places: Sequence[int], args: Sequence[Any]) -> None:
-        """Counts which constants have changed in place since the last model; those that have done so often become inputs."""
-        assert self._last is not None or self._variants
-        before = self._last
-        if before is None:
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_stamp(args[constant.place]) for constant in self._imported.constants if constant.place >= 0)
+
+    def _note_changes(self, args: Sequence[Any]) -> None:
+        """Forgets the last model if its constants have changed in place; those that have done so often become inputs."""
+        if self._last is None:
             return
-        often = set()
-        for place, old in zip(before[0], before[1], strict=True):
-            new = _stamp(args[place])
-            if new[0] == old[0] and new != old:
-                self._changes[place] = self._changes.get(place, 0) + 1
-                if self._changes[place] > MOST_CHANGES:
-                    often.add(place)
-        stale = [
-            key
-            for key, variant in self._variants.items()
-            if variant is before[2]
-            and any(k[:2] == o[:2] and k != o for k, o in zip([_stamp(args[place]) for place in before[0]], key, strict=False))
-        ]
-        for key in stale:
-            del self._variants[key]
+        places, old, _ = self._last
+        changed = [place for place, stamp in zip(places, old, strict=True) if stamp[0] == id(args[place]) and stamp != _stamp(args[place])]
+        if not changed:
+            return
+        self._variants.pop(tuple(old), None)
+        for place in changed:
+            self._changes[place] = self._changes.get(place, 0) + 1
+        often = {place for place in changed if self._changes[place] > MOST_CHANGES}
         if often:
             self._constants = [place for place in self._constants if place not in often]
             self._imported = import_graph(self._graph, self._constants)
@@ -134,7 +123,8 @@ class Compiled:
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }
-        model = weights.load(_runtime(self._options), imported, tensors, precision=self._options.precision, name=self._options.name or None)
+        options = self._options
+        model = weights.load(_runtime(options), imported, tensors, options.release, precision=options.precision, name=options.name or None)
         return _Variant(model, imported, [args[constant.place] for constant in imported.constants if constant.place >= 0])
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
@@ -177,7 +167,7 @@ def _connected(name: str, connect: Callable[[str], Runtime]) -> Runtime:
     found = _named.get(name)
     if found is None or found.closed:
         found = _named[name] = connect(name)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 # ---- arguments and results

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from aspen_mp.torch import backend, decompositions, partition
 from aspen_mp.torch.importer import import_graph, operator_name
@@ -72,9 +74,9 @@ def _looker(found: Explanation) -> Callable[..., Any]:
     def look(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
             _note(found, graph)
-            return backend.make_boxed_func(graph.forward)
+            return make_boxed_func(graph.forward)
 
-        return backend.aot_autograd(fw_compiler=compile_graph, decompositions=decompositions.table())(module, example_inputs)
+        return aot_autograd(fw_compiler=compile_graph, decompositions=decompositions.table())(module, example_inputs)
 
     return look
 

@@ -194,8 +194,8 @@ class _Importer:
             return
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             source = self.values.get(node.args[0])
-            if isinstance(source, tuple) and source[node.args[1]] is not None:  # type: ignore[index]
-                self.values[node] = source[node.args[1]]  # type: ignore[index]
+            if isinstance(source, tuple) and source[node.args[1]] is not None:
+                self.values[node] = source[node.args[1]]
             else:
                 self.unsupported[node] = self.unsupported.get(node.args[0], "a result that its operator does not give here")
             return

@@ -39,7 +39,7 @@ class Forward:
         self.options = options
         self.dynamic = dynamic
         found = module.__dict__.get("forward")
-        self.before = found.before if isinstance(found, Forward) else before or found
+        self.before: Callable[..., Any] | None = found.before if isinstance(found, Forward) else before or found
         functools.update_wrapper(self, type(module).forward)
         self.__signature__ = inspect.signature(self.before or type(module).forward.__get__(module))
         self._compiled: Callable[..., Any] | None = None

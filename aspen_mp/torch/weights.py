@@ -6,10 +6,14 @@ graph without its large constants, and each constant is a piece of its own, whos
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from aspen_mp.shm.bindings._mapping import Memfd
@@ -23,28 +27,57 @@ _GRAPH: Final = b"\x3a"
 """Key of ModelProto's field `graph`, a message."""
 _INITIALIZER: Final = b"\x2a"
 """Key of GraphProto's field `initializer`, a message."""
-_DIMS, _DATA_TYPE, _NAME, _RAW_DATA = b"\x0a", b"\x10", b"\x42", b"\x4a"
-"""Keys of TensorProto's fields; `dims` are packed."""
+_DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _DOC = b"\x0a", b"\x10", b"\x42", b"\x4a", b"\x62"
+"""Keys of TensorProto's fields; `dims` are packed. `doc_string` is where bytes go that fill up."""
+_ALIGN: Final = 64
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Tensors that are views of a file that a runtime holds, by their identities."""
 
 
-def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], **options: Any) -> Model:
+def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], release: bool = False, **options: Any) -> Model:
     """Loads the model.
 
     Args:
         runtime: Where it is loaded.
         imported: The graph.
         tensors: Its constants by name, on the CPU.
+        release: Whether those tensors become views of the file that the runtime holds, and their own memory is freed.
         options: As of `Runtime.load`.
     """
     file = Memfd("aspen-torch")
-    for piece in written(imported, tensors):
+    places: dict[str, int] = {}
+    for piece in written(imported, tensors, places):
         _write(file.fd, piece)
-    return runtime.load(file, **options)
+    fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, _SEALS)
+    model = runtime.load(file, **options)
+    if release:
+        _release(model, {name: (tensor, places[name]) for name, tensor in tensors.items() if _views.get(id(tensor)) is not tensor})
+    return model
 
 
-def written(imported: Imported, tensors: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
-    """The model's bytes."""
-    yield imported.proto.SerializeToString()
+def _release(model: Model, tensors: Mapping[str, tuple[Any, int]]) -> None:
+    """Tensors become views of the runtime's file, which all processes share that have loaded the same. Pages are copied when they are
+    written to."""
+    if not tensors:
+        return
+    fd = model.lend()
+    try:
+        pages = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+    for tensor, place in tensors.values():
+        if tensor.numel():
+            flat = torch.from_numpy(np.frombuffer(pages, np.uint8, tensor.numel() * tensor.element_size(), place))
+            tensor.data = flat.view(tensor.dtype).view(tensor.shape)
+            _views[id(tensor)] = tensor
+
+
+def written(imported: Imported, tensors: Mapping[str, Any], places: dict[str, int]) -> Iterator[bytes | memoryview]:
+    """The model's bytes. `places` gets the place of each tensor's data."""
+    first = imported.proto.SerializeToString()
+    yield first
+    at = len(first)
     for name, tensor in tensors.items():
         data = bytes_of(tensor)
         dims = b"".join(map(_varint, tensor.shape))
@@ -57,9 +90,22 @@ def written(imported: Imported, tensors: Mapping[str, Any]) -> Iterator[bytes | 
                 *(_RAW_DATA, _varint(data.nbytes)),
             ]
         )
-        inner = _INITIALIZER + _varint(len(head) + data.nbytes) + head
-        yield _GRAPH + _varint(len(inner) + data.nbytes) + inner
+        start = _start(head, data.nbytes, at)
+        places[name] = at + len(start)
+        at = places[name] + data.nbytes
+        yield start
         yield data
+
+
+def _start(head: bytes, nbytes: int, at: int) -> bytes:
+    """All of a constant's piece before its data, which then begin at a multiple of `_ALIGN` bytes where the piece begins at `at`."""
+    for fill in range(2 * _ALIGN):
+        full = (_DOC + _varint(fill) + b" " * fill if fill else b"") + head
+        inner = _INITIALIZER + _varint(len(full) + nbytes) + full
+        start = _GRAPH + _varint(len(inner) + nbytes) + inner
+        if (at + len(start)) % _ALIGN == 0:
+            return start
+    return start
 
 
 def bytes_of(tensor: Any) -> memoryview:

@@ -26,7 +26,7 @@ cdef extern from "<sys/mman.h>" nogil:
     void *MAP_FAILED
     int memfd_create(const char *, unsigned)
     enum:
-        MFD_CLOEXEC
+        MFD_CLOEXEC, MFD_ALLOW_SEALING
 
 cdef extern from "borrow.h" nogil:
     int aspen_borrow(char *, uint64_t, int, uint64_t, uint64_t)
@@ -131,7 +131,7 @@ cdef class Memfd:
     def __cinit__(self, str name):
         self.fd = -1
         label = name.encode()
-        self.fd = memfd_create(label, MFD_CLOEXEC)
+        self.fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING)
         if self.fd < 0:
             raise OSError(errno, "memfd_create")
 

@@ -139,3 +139,34 @@ def test_explain_names_what_stays_and_why() -> None:
     assert found.graphs == 2
     assert found.breaks
     assert "digamma.default" in str(found)
+
+
+def test_released_weights_are_views_of_the_runtimes(runtime: Any) -> None:
+    modules, x = [net(), net()], torch.randn(3, 6)
+    want = modules[0](x).detach()
+    for module in modules:
+        aspen_mp.optimize(module, runtime=runtime, release=True)
+        before = module.first.weight.data_ptr()
+        torch.testing.assert_close(module(x), want)
+        assert module.first.weight.data_ptr() != before
+        assert module.first.weight.data_ptr() % 64 == 0
+        assert torch.equal(module.first.weight, net().first.weight)
+    places = [inode(module.first.weight.data_ptr()) for module in modules]
+    assert places[0] == places[1] != "0"
+    with torch.no_grad():
+        modules[0].first.weight.zero_()
+    assert not torch.allclose(modules[0](x), want)
+    torch.testing.assert_close(modules[1](x), want)
+    modules[1].train()
+    modules[1](x).log().sum().backward()
+
+
+def inode(address: int) -> str:
+    """Of the file that is mapped there."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, _, _, number, *_ = line.split()
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if begin <= address < end:
+                return number
+    return "0"

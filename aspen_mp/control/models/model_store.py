@@ -155,6 +155,16 @@ class ModelStore(Machine):
             )
         self.step(model, Event.ASKED, asker)
 
+    def lend(self, number: int, client: int) -> int:
+        """A descriptor of the file in memory that a model was loaded from, for reading. Only of one that nobody can change any more:
+        clients take what it holds for what they have loaded themselves, with the same contents."""
+        model = self._models.get(number)
+        if model is None or client not in model.users:
+            raise not_loaded(number)
+        if not model.source.sealed:
+            raise RequestError(f"model {model.name!r} was not loaded from a sealed file in memory. Seal its memfd against writing first")
+        return os.open(f"/proc/self/fd/{model.source.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     # ---- plans
 
     def plan(self, message: protocol.MakePlan, asker: Asker) -> None:

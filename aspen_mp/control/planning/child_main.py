@@ -6,6 +6,7 @@ not mix two versions of its weights.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, Steps
     from aspen_mp.planner.plan.plan import Plan, TensorInfo
 
+SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""What a file in memory needs so that its contents stay."""
 GARBAGE: Final = 200_000
 """So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
 _ALIGN: Final = 64
@@ -79,6 +82,14 @@ class ModelFile:
     @property
     def keep(self) -> tuple[int, ...]:
         return (self.fd,) if self.fd >= 0 else ()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is a file in memory that nobody can change."""
+        try:
+            return self.fd >= 0 and fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+        except OSError:  # a file of another kind has no seals
+            return False
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -113,6 +113,13 @@ class Adopt(Message):
     model: Count
 
 
+class Lend(Message):
+    """Ask for the sealed file in memory that a model was loaded from, for reading; answered by `Done`, with its descriptor."""
+
+    id: Count
+    model: Count
+
+
 class Unload(Message):
     id: Count
     model: Count
@@ -364,6 +371,7 @@ ToServer = (
     Hello
     | Load
     | Adopt
+    | Lend
     | MakePlan
     | Unload
     | Data

@@ -277,6 +277,7 @@ NASTY += [b"", b"\xff" * 100, [], [[]], [None], [-1], [1 << 62] * 64, [0] * 65, 
 MESSAGES: dict[str, list[Any]] = {
     "Load": [1, "/nowhere", "m", 1, "f32", True],
     "Adopt": [2, 99],
+    "Lend": [2, 99],
     "MakePlan": [3, 1, [[["x", "float32", [4, 16], None]]], []],
     "Unload": [4, 99],
     "Data": [5, 4096],
