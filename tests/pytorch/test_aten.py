@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,11 @@ def test_every_rule_is_tested() -> None:
 def pytest_generate_tests(metafunc: Any) -> None:
     if "name" in metafunc.fixturenames:
         metafunc.parametrize("name", sorted(GENERATORS))
+
+
+def test_the_reference_lists_the_rules() -> None:
+    import operator_table
+
+    assert (Path(__file__).parents[2] / "docs/reference/pytorch-operators.md").read_text(encoding="utf-8") == operator_table.page(), (
+        "write it again: python tests/pytorch/operator_table.py > docs/reference/pytorch-operators.md"
+    )
