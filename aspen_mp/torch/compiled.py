@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from aspen_mp.shm.errors import RuntimeLost
 from aspen_mp.torch import weights
 from aspen_mp.torch.builder import NUMPY_TYPES
 from aspen_mp.torch.importer import Imported, Input, import_graph
@@ -78,10 +79,21 @@ class Compiled:
         last = self._last
         same = last is not None and last[1] == [_stamp(args[place]) for place in last[0]]
         variant = last[2] if same else self._find(args)  # type: ignore[index]
-        results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
+        try:
+            results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
+        except RuntimeLost:
+            variant = self._elsewhere(args)
+            results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
         return [result(results, args) for result in variant.results]
 
     # ---- models
+
+    def _elsewhere(self, args: Sequence[Any]) -> _Variant:
+        """The runtime has ended: there may be another by now, which knows nothing of these models."""
+        with self._lock:
+            self._variants.clear()
+            self._last = None
+        return self._find(args)
 
     def _find(self, args: Sequence[Any]) -> _Variant:
         with self._lock:

@@ -372,3 +372,16 @@ def test_threads(compiled: Any) -> None:
     assert len(got) == 20
     for result in got:
         same(result, want)
+
+
+def test_another_runtime_takes_over(compiled: Any) -> None:
+    from aspen_mp.compat import default_runtime
+
+    module, x = block(), torch.randn(2, 3, 9, 9)
+    run = compiled(module, runtime=None)
+    try:
+        same(run(x), module(x))
+        default_runtime.close()
+        same(run(x), module(x))
+    finally:
+        default_runtime.close()
