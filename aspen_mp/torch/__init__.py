@@ -5,13 +5,15 @@ PyTorch is an extra, ``pip install 'aspen-mp[torch]'``, and is imported when one
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from aspen_mp import Runtime
     from aspen_mp.torch.explanation import Explanation
 
-__all__ = ["explain", "optimize"]
+__all__ = ["compile_ahead", "explain", "load_ahead", "optimize"]
 
 Module = TypeVar("Module")
 
@@ -74,6 +76,48 @@ def explain(module: Any, *inputs: Any, **keywords: Any) -> Explanation:
     from aspen_mp.torch import explanation
 
     return explanation.explain(module, inputs, keywords)
+
+
+def compile_ahead(module: Any, inputs: Sequence[Any], path: str | os.PathLike[str], *, dynamic_shapes: Any = None) -> None:
+    """Write a module to a file that can be loaded without its Python code.
+
+    The file is an ONNX model with the weights, so `Runtime.load` takes it, too.
+
+    Args:
+        module: A `torch.nn.Module` for inference, on the CPU, that `torch.export` can take as one graph.
+        inputs: Example arguments.
+        path: The file to write, of at most 2 GiB.
+        dynamic_shapes: Which sizes may vary, as of `torch.export.export`. None: none.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        UnsupportedModelError: An operator cannot run in a runtime; the message lists all of them. Or the module changes a buffer.
+    """
+    _need_torch()
+    from aspen_mp.torch import ahead
+
+    ahead.compile_ahead(module, inputs, path, dynamic_shapes)
+
+
+def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = None, precision: str = "f32") -> Callable[..., Any]:
+    """Load what `compile_ahead` wrote.
+
+    Args:
+        path: The file.
+        runtime: As of `optimize`.
+        precision: As of `Runtime.load`.
+
+    Returns:
+        A function that takes the module's arguments and returns its results.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+        ModelParseError: The file is no ONNX model, or was written by another program.
+    """
+    _need_torch()
+    from aspen_mp.torch import ahead
+
+    return ahead.load_ahead(path, runtime, precision)
 
 
 def _need_torch() -> None:

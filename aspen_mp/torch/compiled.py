@@ -52,8 +52,8 @@ class _Variant:
         self.run = model.run
         self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
         self.tensors = [weakref.ref(tensor) for tensor in tensors]
-        self.feeds = [(item.name, item.place, _feed(item)) for item in imported.inputs]
-        self.results = [_result(output) for output in imported.outputs]
+        self.feeds = [(item.name, item.place, feed(item)) for item in imported.inputs]
+        self.results = [result(output) for output in imported.outputs]
 
 
 class Compiled:
@@ -136,7 +136,9 @@ class Compiled:
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }
         options = self._options
-        model = weights.load(_runtime(options), imported, tensors, options.release, precision=options.precision, name=options.name or None)
+        model = weights.load(
+            runtime_of(options), imported, tensors, options.release, precision=options.precision, name=options.name or None
+        )
         return _Variant(model, imported, [args[constant.place] for constant in imported.constants if constant.place >= 0])
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
@@ -160,7 +162,7 @@ def _stamp(tensor: Any) -> tuple[int, int, int]:
         return id(tensor), tensor.data_ptr(), -1
 
 
-def _runtime(options: Options) -> Runtime:
+def runtime_of(options: Options) -> Runtime:
     if options.runtime is None:
         from aspen_mp.compat import default_runtime
 
@@ -185,7 +187,7 @@ def _connected(name: str, connect: Callable[[str], Runtime]) -> Runtime:
 # ---- arguments and results
 
 
-def _feed(item: Input) -> Feed:
+def feed(item: Input) -> Feed:
     """What turns an argument into the array of a request."""
     if item.is_size:
         return lambda size: np.array([size], np.int64)
@@ -202,7 +204,7 @@ def _ordered(tensor: Any, order: tuple[int, ...] | None) -> Any:
     return (tensor if order is None else tensor.permute(order)).contiguous()
 
 
-def _result(output: Any) -> Callable[[Any, Any], Any]:
+def result(output: Any) -> Callable[[Any, Any], Any]:
     """What finds a result among those of a request and the call's arguments."""
     name, order, place, number = output.name, output.order, output.place, output.number
     if number is not None:
@@ -211,11 +213,11 @@ def _result(output: Any) -> Callable[[Any, Any], Any]:
         return lambda results, args: args[place]
     back = None if order is None else [order.index(axis) for axis in range(len(order))]
 
-    def result(results: Any, args: Any) -> Any:
+    def found(results: Any, args: Any) -> Any:
         tensor = tensor_of(results[name])
         return tensor if back is None else tensor.permute(back)
 
-    return result
+    return found
 
 
 def tensor_of(array: Any) -> Any:
