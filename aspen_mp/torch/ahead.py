@@ -76,7 +76,7 @@ def _output(output: Output, number: Mapping[int, int]) -> list[Any]:
         raise UnsupportedModelError("a result is a size that depends on inputs. Return a tensor, or use optimize instead") from None
 
 
-def load_ahead(path: str | os.PathLike[str], runtime: Any, precision: str) -> Callable[..., Any]:
+def load_ahead(path: str | os.PathLike[str], runtime: Any, precision: Any) -> Callable[..., Any]:
     """See `aspen_mp.torch.load_ahead`."""
     about = next((entry.value for entry in onnx.load(path, load_external_data=False).metadata_props if entry.key == KEY), None)
     if about is None:
