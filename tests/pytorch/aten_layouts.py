@@ -173,6 +173,8 @@ def _slice_scatter(op: Any) -> Cases:
 @cases("as_strided.default", "as_strided_copy.default")
 def _as_strided(op: Any) -> Cases:
     yield Case(lambda x: op(x, [2, 3, 1, 1], [3, 1, 3, 3]), (real(2, 3, 1, 1),))
+    yield Case(lambda x: op(x, [2, 3, 4], [8, 2, 1]), (real(2, 8),))
+    yield Case(lambda x: op(x, [3, 2], [2, 1], 1), (real(10),))
 
 
 # ---- places

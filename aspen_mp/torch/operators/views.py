@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, positive, stat
 from aspen_mp.torch.registry import Unsupported, aten
 
 _END = 2**63 - 1
+_MOST_GATHERED = 1 << 18
+"""Elements whose places are written down."""
 
 
 @aten("view.default", "_unsafe_view.default", "_reshape_copy.default", "view_copy.default")
@@ -259,10 +262,17 @@ def _replaced(b: Builder, x: Value, source: Value, axis: int, begin: int, stop: 
 
 @aten("as_strided.default", "as_strided_copy.default")
 def _as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Value:
-    """Only where it says what holds already: strides of axes of one element are free."""
+    """Where it says what holds already, nothing: strides of axes of one element are free. Else elements are gathered from an input that
+    lies in the usual order, which windows over tokens do."""
     fake = b.node.args[0].meta["val"]
     same = len(size) == x.rank and all(sizes.expression(m) == sizes.expression(n) for m, n in zip(size, x.shape, strict=True))
     moving = [axis for axis, n in enumerate(size) if sizes.plain(n) != 1]
-    if not same or offset or any(sizes.expression(stride[axis]) != sizes.expression(fake.stride()[axis]) for axis in moving):
+    if same and not offset and all(sizes.expression(stride[axis]) == sizes.expression(fake.stride()[axis]) for axis in moving):
+        return x
+    shape, steps = static(size, "other strides over the same memory"), static(stride, "other strides over the same memory")
+    if math.prod(shape) > _MOST_GATHERED or not fake.is_contiguous() or fake.storage_offset():
         raise Unsupported("other strides over the same memory")
-    return x
+    places = np.full(shape, offset or 0, np.int64)
+    for axis, (n, step) in enumerate(zip(shape, steps, strict=True)):
+        places += (np.arange(n) * step).reshape(-1, *[1] * (len(shape) - axis - 1))
+    return b.emit("Gather", b.reshape(x, [-1]), b.constant(places, INT64), axis=0)
