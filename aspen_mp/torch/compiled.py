@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,15 +45,26 @@ class Options:
 
 
 class _Variant:
-    """The graph with certain constants, loaded."""
+    """The graph with certain constants, loaded. `watched`: their places among the arguments."""
 
-    def __init__(self, model: Model, imported: Imported, tensors: Sequence[Any]) -> None:
+    def __init__(self, model: Model, imported: Imported, args: Sequence[Any]) -> None:
         self.model = model
         self.run = model.run
         self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
-        self.tensors = [weakref.ref(tensor) for tensor in tensors]
+        self.stamps = [_stamp(args[place]) for place in self.watched]
+        self.references: list[Any] = []
+        self._ids, self._addresses, self._versions = ([stamp[k] for stamp in self.stamps] for k in range(3))
         self.feeds = [(item.name, item.place, feed(item)) for item in imported.inputs]
         self.results = [result(output) for output in imported.outputs]
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether constants are still those that were loaded. Each call asks."""
+        now = [args[place] for place in self.watched]
+        return (
+            list(map(id, now)) == self._ids
+            and [tensor.data_ptr() for tensor in now] == self._addresses
+            and [tensor._version for tensor in now] == self._versions
+        )
 
 
 class Compiled:
@@ -73,12 +84,12 @@ class Compiled:
         self._variants: dict[tuple[Any, ...], _Variant] = {}
         self._changes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._last: tuple[list[int], list[Any], _Variant] | None = None
+        self._last: _Variant | None = None
 
     def __call__(self, *args: Any) -> list[Any]:
-        last = self._last
-        same = last is not None and last[1] == [_stamp(args[place]) for place in last[0]]
-        variant = last[2] if same else self._find(args)  # type: ignore[index]
+        variant = self._last
+        if variant is None or not variant.holds(args):
+            variant = self._find(args)
         try:
             results = variant.run({name: feed(args[place]) for name, place, feed in variant.feeds})
         except RuntimeLost:
@@ -97,6 +108,7 @@ class Compiled:
 
     def _find(self, args: Sequence[Any]) -> _Variant:
         with self._lock:
+            self._make_inputs({place for place in self._constants if args[place].is_inference()})  # these do not count their changes
             key = self._key(args)
             variant = self._variants.get(key)
             if variant is None:
@@ -107,7 +119,7 @@ class Compiled:
                 key = self._key(args)  # which constants there are may have changed, and where they lie
                 self._variants[key] = variant
                 self._watch(key, [args[place] for place in variant.watched])
-            self._last = (variant.watched, list(key), variant)
+            self._last = variant
             return variant
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -117,18 +129,22 @@ class Compiled:
         """Forgets the last model if its constants have changed in place; those that have done so often become inputs."""
         if self._last is None:
             return
-        places, old, _ = self._last
+        places, old = self._last.watched, self._last.stamps
         changed = [place for place, stamp in zip(places, old, strict=True) if stamp[0] == id(args[place]) and stamp != _stamp(args[place])]
         if not changed:
             return
         self._variants.pop(tuple(old), None)
         for place in changed:
             self._changes[place] = self._changes.get(place, 0) + 1
-        often = {place for place in changed if self._changes[place] > MOST_CHANGES}
-        if often:
-            self._constants = [place for place in self._constants if place not in often]
+        self._make_inputs({place for place in changed if self._changes[place] > MOST_CHANGES})
+
+    def _make_inputs(self, places: Collection[int]) -> None:
+        """These are no constants any more."""
+        if places:
+            self._constants = [place for place in self._constants if place not in places]
             self._imported = import_graph(self._graph, self._constants)
             self._variants.clear()
+            self._last = None
 
     def _load(self, args: Sequence[Any]) -> _Variant:
         imported = self._imported
@@ -139,7 +155,7 @@ class Compiled:
         model = weights.load(
             runtime_of(options), imported, tensors, options.release, precision=options.precision, name=options.name or None
         )
-        return _Variant(model, imported, [args[constant.place] for constant in imported.constants if constant.place >= 0])
+        return _Variant(model, imported, args)
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
         """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
@@ -151,15 +167,12 @@ class Compiled:
                 compiled._variants.pop(key, None)
                 compiled._last = None
 
-        self._variants[key].tensors = [weakref.ref(tensor, gone) for tensor in tensors]
+        self._variants[key].references = [weakref.ref(tensor, gone) for tensor in tensors]
 
 
 def _stamp(tensor: Any) -> tuple[int, int, int]:
-    """Identity and version of a tensor's contents. Tensors of inference mode have no version."""
-    try:
-        return id(tensor), tensor.data_ptr(), tensor._version
-    except RuntimeError:
-        return id(tensor), tensor.data_ptr(), -1
+    """Identity, address and version of a tensor's contents."""
+    return id(tensor), tensor.data_ptr(), tensor._version
 
 
 def runtime_of(options: Options) -> Runtime:
