@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from aspen_mp.torch import encoder_layers
+
 KEPT: Final = [
     "gelu",
     "hardswish",
@@ -124,7 +126,7 @@ KEPT: Final = [
 
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions into core operators, without `KEPT`."""
+    """PyTorch's decompositions into core operators, without `KEPT`, and our own."""
     from torch._decomp import core_aten_decompositions
 
     kept = set(KEPT)
@@ -133,5 +135,6 @@ def table() -> dict[Any, Callable[..., Any]]:
         for operator, function in core_aten_decompositions().items()
         if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
     }
-    _ = torch
+    found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder_layers.encoder_layer
+    found[torch.ops.aten._native_multi_head_attention.default] = encoder_layers.multi_head_attention
     return found

@@ -385,3 +385,26 @@ def test_another_runtime_takes_over(compiled: Any) -> None:
         same(run(x), module(x))
     finally:
         default_runtime.close()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("masked", ["not", "causal", "padding"])
+def test_fused_layers_of_torch_are_taken_apart(compiled: Any, norm_first: bool, masked: str) -> None:
+    torch.manual_seed(2)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first, activation="gelu").eval()
+    masks: dict[str, Any] = {
+        "not": {},
+        "causal": {"src_mask": nn.Transformer.generate_square_subsequent_mask(5)},
+        "padding": {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
+    }
+    x = torch.randn(2, 5, 16)
+    same(compiled(layer)(x, **masks[masked]), layer(x, **masks[masked]))
+    found = aspen_mp.explain(layer, x, **masks[masked])
+    assert all(row.where == "aspen_mp" for row in found.rows), str(found)
+
+
+def test_fused_attention_of_torch_is_taken_apart(compiled: Any) -> None:
+    torch.manual_seed(2)
+    attention, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 5, 16)
+    same(compiled(lambda x: attention(x, x, x, need_weights=False)[0])(x), attention(x, x, x, need_weights=False)[0])
+    same(compiled(lambda x: attention(x, x, x))(x), attention(x, x, x))
