@@ -22,7 +22,10 @@ def reserve(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
 
 @final
 class Memfd:
-    """A file in memory that can be sealed, closed at the latest when nobody refers to it any more. No interrupt comes between its creation and its owner."""
+    """A file in memory that can be sealed, closed at the latest when nobody refers to it any more.
+
+    No interrupt comes between its creation and its owner.
+    """
 
     fd: int
 
