@@ -6,15 +6,17 @@ Tiles, their edges and the memory plan are those of `most`; at a smaller extent 
 
 Nothing in the planner computes with unknown lengths. The model is lowered for a few extents, the ends of the range and neighbours among
 them, and what comes out is compared: the same nodes over the same tensors, numbers that grow by the same step throughout (or at every
-other extent: pairs of rows), constants that are the beginnings of those for `most`, or integers that grow evenly, too (places of tokens: a
-row of them for each extent). Where that does not hold the bucket has no plan (`NoBucket`), and each length has one. Edges that another
-extent needs and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
+other extent: pairs of rows), constants that are the beginnings of those for `most`. A constant may also be the end of that for `most`
+(distances from the last token), or hold integers that grow evenly (places of tokens): there is a row of it for each extent. Where that
+does not hold the bucket has no plan (`NoBucket`), and each length has one. Edges that another extent needs and `most` does not (rows
+counted from the end) become edges between all tiles of both nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -135,19 +137,27 @@ class BucketedGraph:
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
 
     def _table(self, buffer: Buffer) -> None:
-        """Integers that grow with the extent, such as places of tokens: there is a row of them for each."""
+        """Integers that grow with the extent, such as places of tokens, and constants that are the ends of those for `most`, such as
+        distances from the last token: there is a row of them for each extent."""
         consts = {extent: twins[id(buffer)].const for extent, twins in self._twins.items() if id(buffer) in twins}
-        if len(consts) < len(self.storages) or any(c is None or c.dtype.kind not in "iu" for c in consts.values()):
+        if len(consts) < len(self.storages) or any(c is None for c in consts.values()):
             return
         values = {extent: np.ascontiguousarray(c.value()) for extent, c in consts.items() if c is not None}
         large = values[self.bucket.most]
-        if any(v.shape != large.shape for v in values.values()) or all(np.array_equal(v, large) for v in values.values()):
-            return
-        steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
+        if all(v.shape == large.shape for v in values.values()):
+            if large.dtype.kind not in "iu" or all(np.array_equal(v, large) for v in values.values()):
+                return
+            steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
+            rows: Callable[[int], npt.NDArray[np.generic]] = partial(steps.at, large.astype(np.int64))
+        else:
+            found = _ends(values, large)
+            if found is None:
+                return
+            rows = found
         least, most = self.bucket.least, self.bucket.most
         if (most - least + 1) * large.nbytes > POLICY.most_table_bytes:
             raise NoBucket(f"{buffer.name!r} has other values at another length")
-        table = np.stack([steps.at(large.astype(np.int64), most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
+        table = np.stack([rows(most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
         buffer.const, buffer.nbytes = Tensor(buffer.name, table.shape, table.dtype, data=table), table.nbytes
         self._rows[id(buffer)] = large.size
         for tensor, ref in self._most.refs.items():
@@ -303,6 +313,31 @@ def _buffers(storage: Storage) -> set[Buffer]:
 
 def _row(shape: Sequence[int], ref: Ref, t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:
     return tuple(shape), tuple(ref.strides), ref.offset * item_bytes(t), ref.buffer.space == WEIGHTS
+
+
+def _ends(values: Mapping[int, npt.NDArray[np.generic]], large: npt.NDArray[np.generic]) -> Callable[[int], npt.NDArray[np.generic]] | None:
+    """If constants at other extents are the ends of the one for `most`, and not its beginnings: a function from how much smaller an extent
+    is to what stands there, from the beginning on."""
+    if any(v.ndim != large.ndim or any(a > b for a, b in zip(v.shape, large.shape, strict=True)) for v in values.values()):
+        return None
+    if all(_same(v, large[tuple(slice(dim) for dim in v.shape)]) for v in values.values()):
+        return None
+    if not all(_same(v, _end(large, v.shape)) for v in values.values()):
+        return None
+    steps = Steps.of({extent: np.array(v.shape, np.int64) for extent, v in values.items()}, "the shape of a constant")
+    whole = np.array(large.shape, np.int64)
+
+    def row(less: int) -> npt.NDArray[np.generic]:
+        shape = tuple(map(int, steps.at(whole, less)))
+        out = np.zeros_like(large)
+        out[tuple(slice(dim) for dim in shape)] = _end(large, shape)
+        return out
+
+    return row
+
+
+def _end(values: npt.NDArray[np.generic], shape: Sequence[int]) -> npt.NDArray[np.generic]:
+    return values[tuple(slice(whole - dim, whole) for whole, dim in zip(values.shape, shape, strict=True))]
 
 
 def _begins(x: Tensor, ref: Ref, twin: Tensor, at_most: Ref) -> Ref:

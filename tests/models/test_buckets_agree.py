@@ -192,6 +192,37 @@ def test_places_that_count_on_from_the_cache(least: int, most: int) -> None:
     check(model, shapes, least, most, [least, most, (least + most) // 2])
 
 
+@pytest.mark.parametrize(("least", "most"), [(8, 15), (16, 31), (130, 191)])
+@pytest.mark.parametrize("folded", [False, True])
+def test_distances_from_the_last_token(least: int, most: int, folded: bool) -> None:
+    """As T5 has them: constants that are the ends of those for the longest length. `folded`: the biases that are looked up by distance are
+    constants of that kind, too."""
+    rng = np.random.default_rng(7)
+    node, ints = helper.make_node, lambda name, *values: numpy_helper.from_array(np.array(values, np.int64), name)
+    constants = [ints("one", 1), ints("step", 1), ints("farthest", 9), ints("axis", 2), ints("none")]
+    constants.append(numpy_helper.from_array(rng.standard_normal((10, 2)).astype(np.float32), "biases"))
+    nodes = [node("Shape", ["past"], ["s"]), node("Gather", ["s", "axis"], ["n"]), node("Add", ["n", "one"], ["all"])]
+    nodes += [node("Reshape", [name, "none"], [f"{name}_"]) for name in ("all", "step", "zero", "n")]
+    constants.append(ints("zero", 0))
+    nodes += [node("Range", ["zero_", "all_", "step_"], ["places"]), node("Sub", ["n_", "places"], ["distances"])]
+    nodes += [node("Min", ["distances", "farthest"], ["buckets"])]
+    if folded:
+        nodes += [node("Gather", ["biases", "buckets"], ["rows"])]
+    else:
+        nodes += [node("MatMul", ["choice", "biases"], ["own"]), node("Gather", ["own", "buckets"], ["rows"])]
+    nodes += [node("Transpose", ["rows"], ["bias"], perm=[1, 0]), node("Add", ["scores", "bias"], ["biased"])]
+    nodes += [node("Softmax", ["biased"], ["y"], axis=-1)]
+    info = lambda name, *dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)  # noqa: E731
+    inputs = [info("past", 1, 2, "past", 4), info("scores", 2, "all")] + ([] if folded else [info("choice", 10, 10)])
+    graph = helper.make_graph(nodes, "distances", inputs, [info("y", 2, "all")], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+    def shapes(extent: int) -> dict[str, tuple[int, ...]]:
+        return {"past": (1, 2, extent, 4), "scores": (2, extent + 1), **({} if folded else {"choice": (10, 10)})}
+
+    check(model, shapes, least, most, [most, least, (least + most) // 2, most - 1])
+
+
 def test_embeddings_of_places_that_count_on() -> None:
     """As GPT-2 has them: a row of a table, from the length of the cache."""
     rng = np.random.default_rng(5)
