@@ -6,7 +6,7 @@ PyTorch is an extra, ``pip install 'aspen-mp[torch]'``, and is imported when one
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -78,25 +78,35 @@ def explain(module: Any, *inputs: Any, **keywords: Any) -> Explanation:
     return explanation.explain(module, inputs, keywords)
 
 
-def compile_ahead(module: Any, inputs: Sequence[Any], path: str | os.PathLike[str], *, dynamic_shapes: Any = None) -> None:
-    """Write a module to a file that can be loaded without its Python code.
+def compile_ahead(module: Any, inputs: Any, path: str | os.PathLike[str], *, dynamic: Mapping[str, Any] | None = None) -> None:
+    """Write a PyTorch module to an ONNX file, which `Runtime.load` runs without PyTorch and without the module's code.
 
-    The file is an ONNX model with the weights, so `Runtime.load` takes it, too.
+    Inputs are called like the arguments of `forward`; of a list or dict of tensors, each is called after the argument and its place or
+    key: "pair_0". Results are called by their keys in a dict or a dataclass, "last_hidden_state" for example. A single result is
+    called "output", those of a tuple "output_0", "output_1", and so on. Where an input has the name already, ".result" follows.
+    Numbers among the arguments are fixed, and results that are no tensors are left out.
 
     Args:
-        module: A `torch.nn.Module` for inference, on the CPU, that `torch.export` can take as one graph.
-        inputs: Example arguments.
-        path: The file to write, of at most 2 GiB.
-        dynamic_shapes: Which sizes may vary, as of `torch.export.export`. None: none.
+        module: A `torch.nn.Module` on the CPU, in evaluation mode.
+        inputs: Example arguments: a tensor, a tuple of arguments, or a dict of arguments by name. Their sizes are fixed in the file, except
+            those that `dynamic` names.
+        path: The file to write. Weights of more than 1 GiB lie beside it, in a file with ".data" appended to its name.
+        dynamic: Sizes that vary: {argument: {axis: name}}, for example {"input_ids": {0: "batch", 1: "sequence"}}. For an argument that is
+            a list or dict of tensors, a list or dict of these. Examples need a size of 2 or more there.
 
     Raises:
         ImportError: PyTorch is not installed.
-        UnsupportedModelError: An operator cannot run in a runtime; the message lists all of them. Or the module changes a buffer.
+        TypeError: `module` is no module.
+        ValueError: The module is in training mode, or `dynamic` names what is not there.
+        UnsupportedModelError: An operator has no form in ONNX, the module changes its buffers, or a tensor is not on the CPU.
+        torch._dynamo.exc.UserError: The module cannot be traced with these sizes; PyTorch's message says why.
     """
     _need_torch()
+    from pathlib import Path
+
     from aspen_mp.torch import ahead
 
-    ahead.compile_ahead(module, inputs, path, dynamic_shapes)
+    ahead.compile_ahead(module, inputs, Path(path), dynamic)
 
 
 def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = None, precision: str = "f32") -> Callable[..., Any]:
@@ -108,16 +118,18 @@ def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = 
         precision: As of `Runtime.load`.
 
     Returns:
-        A function that takes the module's arguments and returns its results.
+        A function that takes the module's arguments and returns its results. Results that are sizes of arguments are None.
 
     Raises:
         ImportError: PyTorch is not installed.
         ModelParseError: The file is no ONNX model, or was written by another program.
     """
     _need_torch()
+    from pathlib import Path
+
     from aspen_mp.torch import ahead
 
-    return ahead.load_ahead(path, runtime, precision)
+    return ahead.load_ahead(Path(path), runtime, precision)
 
 
 def _need_torch() -> None:

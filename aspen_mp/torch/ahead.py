@@ -1,86 +1,304 @@
-"""Modules compiled ahead: an ONNX file with the weights, which says how arguments and results of the module fit its inputs and outputs.
+"""Modules compiled ahead: ONNX files that a runtime loads without PyTorch and without the module's code.
 
-`Runtime.load` takes the file, too. What makes it a module again lies in its metadata: the structure of arguments and results, and how axes
-lie in memory.
+What makes such a file a module again, for programs that have PyTorch, lies in its metadata: the structure of arguments and results.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import onnx
 import torch
+from onnx import NodeProto, TensorProto
+from torch import nn
+from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from aspen_mp.shm.errors import ModelParseError, RequestError, UnsupportedModelError
-from aspen_mp.torch import compiled, decompositions, weights
-from aspen_mp.torch.builder import NUMPY_TYPES
-from aspen_mp.torch.importer import Imported, Input, Output, import_graph
+from aspen_mp.torch import backend, compiled, decompositions, sizes, weights
+from aspen_mp.torch.builder import NUMPY_TYPES, ONNX_TYPES
+from aspen_mp.torch.explanation import source_of
+from aspen_mp.torch.importer import Imported, Input, Output, import_graph, operator_name
 
 KEY: Final = "aspen_mp.torch"
 """Of the metadata."""
+MOST_INSIDE: Final = 1 << 30
+"""Larger weights lie in a file beside the model: an ONNX file has at most 2 GiB."""
+_SHOWN: Final = 8
+"""So many operators that cannot be expressed are named in an error."""
+_WORD: Final = re.compile(r"\w+")
 _TYPES: Final = {str(dtype): dtype for dtype in NUMPY_TYPES}
 
 
-def compile_ahead(module: torch.nn.Module, inputs: Sequence[Any], path: str | os.PathLike[str], dynamic_shapes: Any) -> None:
+def compile_ahead(module: nn.Module, inputs: Any, path: Path, dynamic: Mapping[str, Any] | None) -> None:
     """See `aspen_mp.torch.compile_ahead`."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"compile_ahead takes a torch.nn.Module, not {type(module).__name__}")
+    if module.training:
+        raise ValueError(f"module {type(module).__name__} is in training mode. Call module.eval() first")
+    args, kwargs = _arguments(module, inputs)
+    backend.check_devices([*module.parameters(), *module.buffers(), *pytree.tree_leaves((args, kwargs))])
+    program = _exported(module, args, kwargs, dynamic or {})
+    _refuse_changes(program, type(module).__name__)
+    imported = import_graph(program.graph, _constants(program))
+    _refuse_operators(imported, type(module).__name__)
+    results = _named(imported, program, _symbols(program, module, (args, kwargs), dynamic or {}))
+    imported.proto.graph.name = type(module).__name__
+    imported.proto.metadata_props.add(key=KEY, value=json.dumps(_described(imported, program, results)))
+    _write(path, imported, {constant.name: _tensor(program, constant) for constant in imported.constants})
+
+
+# ---- from a module to a graph
+
+
+def _arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional arguments and those by name, these in the order of `forward`, with every tensor in the usual order of its elements."""
+    plain = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().contiguous(), inputs)
+    if isinstance(plain, Mapping):
+        order = list(inspect.signature(module.forward).parameters)
+        return (), dict(sorted(plain.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    return (tuple(plain) if isinstance(plain, tuple | list) else (plain,)), {}
+
+
+def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Mapping[str, Any]) -> ExportedProgram:
+    given = _by_name(module, args, kwargs)
+    for name in dynamic:
+        if name not in given:
+            raise ValueError(f"dynamic names {name!r}, which is none of the arguments: {', '.join(given)}")
+    shapes = {name: _dims(name, value, dynamic.get(name)) for name, value in given.items()}
     with torch.no_grad():
-        program = torch.export.export(module, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
-        program = program.run_decompositions(decompositions.table())
-    specs = program.graph_signature.input_specs
-    places = [place for place, spec in enumerate(specs) if spec.kind == InputKind.USER_INPUT]
-    fixed = [place for place, spec in enumerate(specs) if spec.kind != InputKind.USER_INPUT]
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes if dynamic else None)
+        return program.run_decompositions(decompositions.table())
+
+
+def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names that `forward` has for them, `*args` and `**kwargs` each as one."""
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+
+def _dims(name: str, value: Any, given: Any) -> Any:
+    """The axes of an argument that vary, as `torch.export` wants them: in the structure of the argument, in place of its tensors."""
+    if given is None:
+        return pytree.tree_map(lambda _: None, value)
+    if isinstance(value, torch.Tensor):
+        for axis, label in given.items():
+            if not 0 <= axis < value.dim():
+                raise ValueError(f"dynamic: argument {name!r} has no axis {axis}, its shape is {tuple(value.shape)}")
+            if value.shape[axis] < 2:  # PyTorch takes 0 and 1 for fixed: they broadcast
+                raise ValueError(f"dynamic: axis {axis} ({label!r}) of {name!r} is {value.shape[axis]}. Give an example with 2 or more")
+        return dict.fromkeys(given, Dim.DYNAMIC)
+    if isinstance(value, Mapping):
+        return {key: _dims(f"{name}[{key!r}]", item, given.get(key)) for key, item in value.items()}
+    return type(value)(_dims(f"{name}[{k}]", item, part) for k, (item, part) in enumerate(zip(value, given, strict=True)))
+
+
+def _constants(program: ExportedProgram) -> list[int]:
+    """The places of parameters, buffers and constant tensors among the placeholders."""
+    return [place for place, spec in enumerate(program.graph_signature.input_specs) if spec.kind != InputKind.USER_INPUT]
+
+
+def _tensor(program: ExportedProgram, constant: Any) -> Any:
+    if constant.tensor is not None:
+        return constant.tensor
+    target = program.graph_signature.input_specs[constant.place].target
+    return program.state_dict[target] if target in program.state_dict else program.constants[target]
+
+
+# ---- what is refused
+
+
+def _refuse_changes(program: ExportedProgram, name: str) -> None:
     changed = [spec.target for spec in program.graph_signature.output_specs if spec.kind != OutputKind.USER_OUTPUT]
     if changed:
-        raise UnsupportedModelError(f"the module changes {', '.join(map(str, changed))}, and a file cannot change. Use optimize instead")
-    imported = import_graph(program.graph, fixed)
-    if imported.unsupported:
-        lines = [f"{node.name} ({node.target}): {why}" for node, why in imported.unsupported.items()]
-        raise UnsupportedModelError("\n".join(["some operators cannot run without PyTorch. Use optimize instead:", *lines]))
-    tensors = {
-        constant.name: _constant(program, specs[constant.place].target) if constant.tensor is None else constant.tensor
-        for constant in imported.constants
-    }
-    imported.proto.metadata_props.add(key=KEY, value=json.dumps(_described(imported, places, program.call_spec)))
-    with open(path, "wb") as file:
-        for piece in weights.written(imported, tensors, {}):
-            file.write(piece)
+        raise UnsupportedModelError(
+            f"model {name!r} changes {', '.join(map(str, changed))} at each call, and a file keeps no state. "
+            "Make that an argument and a result, or use aspen_mp.optimize"
+        )
 
 
-def _constant(program: Any, name: str) -> Any:
-    """A parameter, buffer or constant tensor of an exported program."""
-    return program.state_dict[name] if name in program.state_dict else program.constants[name]
+def _refuse_operators(imported: Imported, name: str) -> None:
+    if not imported.unsupported:
+        return
+    lines = [f"  {node.name} ({operator_name(node.target)}) {source_of(node)}: {why}" for node, why in imported.unsupported.items()]
+    more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    raise UnsupportedModelError(
+        "\n".join(
+            [
+                f"model {name!r} has operators that a file cannot express. Use aspen_mp.optimize, which leaves them to PyTorch:",
+                *lines[:_SHOWN],
+                *more,
+            ]
+        )
+    )
 
 
-def _described(imported: Imported, places: Sequence[int], call_spec: Any) -> dict[str, Any]:
-    """What `load` needs to know, as JSON."""
-    number = {place: k for k, place in enumerate(places)}
+# ---- names
+
+
+def _symbols(program: ExportedProgram, module: nn.Module, given: tuple[Any, Any], dynamic: Mapping[str, Any]) -> dict[str, str]:
+    """{symbol of PyTorch's: name of the dimension}."""
+    found: dict[str, str] = {}
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    leaves = [node.meta.get("val") for node, spec in zip(holders, specs, strict=True) if spec.kind == InputKind.USER_INPUT]
+    labels: dict[int, Any] = {}
+    for name, value in _by_name(module, *given).items():
+        _label(value, dynamic.get(name), labels)
+    for fake, value in zip(leaves, pytree.tree_leaves(given), strict=True):
+        for axis, label in labels.get(id(value), {}).items():
+            expr = sizes.expression(fake.shape[axis])
+            if not isinstance(expr, int) and expr.is_Symbol:
+                found.setdefault(str(expr), label)
+    return found
+
+
+def _label(value: Any, given: Any, labels: dict[int, Any]) -> None:
+    if given is None:
+        return
+    if isinstance(value, torch.Tensor):
+        labels[id(value)] = given
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _label(item, given.get(key), labels)
+    else:
+        for item, part in zip(value, given, strict=True):
+            _label(item, part, labels)
+
+
+def output_names(program: ExportedProgram) -> list[str]:
+    """A name for each result: its keys and attributes, joined; "output" and its place for what has none."""
+    spec = program.call_spec.out_spec
+    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * spec.num_leaves, spec))
+    names = []
+    for path, _ in paths:
+        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+        named = bool(path) and not isinstance(path[0], pytree.SequenceKey)
+        names.append("_".join(parts if named else ["output", *parts]))
+    return names
+
+
+def _named(imported: Imported, program: ExportedProgram, symbols: Mapping[str, str]) -> list[str]:
+    """Gives the model a user's names for results and dimensions. Returns the names of results, "" for those that are no tensors."""
+    graph = imported.proto.graph
+    infos = {info.name: info for info in [*graph.input, *graph.output]}
+    inputs = {item.place: item.name for item in imported.inputs}
+    wanted: dict[str, str] = {}
+    results: list[str] = []
+    del graph.output[:]
+    for name, output in zip(output_names(program), imported.outputs, strict=True):
+        if output.number is not None or (output.place >= 0 and output.place not in inputs):  # a number, or None
+            results.append("")
+            continue
+        made = graph.output.add()
+        made.CopyFrom(infos[inputs[output.place] if output.place >= 0 else output.name])
+        if output.place >= 0:
+            made.name = f"{name}.given"
+            graph.node.append(NodeProto(op_type="Identity", name=made.name, input=[inputs[output.place]], output=[made.name]))
+        else:
+            made.name = _usual(graph, output, made)
+        wanted[made.name] = name
+        results.append(made.name)
+    names = _rename(graph, wanted)
+    for info in [*graph.input, *graph.output]:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = _WORD.sub(lambda word: symbols.get(word[0], word[0]), dim.dim_param)
+    return [names.get(result, result) for result in results]
+
+
+def _usual(graph: Any, output: Output, info: Any) -> str:
+    """The name of a result with its axes in the usual order."""
+    if output.order is None:
+        return output.name
+    back = [output.order.index(axis) for axis in range(len(output.order))]
+    node = graph.node.add(op_type="Transpose", name=f"{output.name}.usual", input=[output.name], output=[f"{output.name}.usual"])
+    attribute = node.attribute.add(name="perm", type=7)
+    attribute.ints.extend(back)
+    dims = [info.type.tensor_type.shape.dim[place] for place in back]
+    shape = type(info.type.tensor_type.shape)(dim=dims)
+    info.type.tensor_type.shape.CopyFrom(shape)
+    return f"{output.name}.usual"
+
+
+def _rename(graph: Any, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Gives values other names; those that have such a name already get another. Returns all new names."""
+    fixed = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    taken = {value for node in graph.node for value in node.output} - set(wanted)
+    names = {**{name: f"{name}.inner" for name in taken & set(wanted.values())}, **wanted}
+    for old, new in wanted.items():
+        if new in fixed:
+            names[old] = f"{new}.result"
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for info in graph.output:
+        info.name = names[info.name]
+    return names
+
+
+# ---- the file
+
+
+def _described(imported: Imported, program: ExportedProgram, results: list[str]) -> dict[str, Any]:
+    """What `load_ahead` needs to know, as JSON. A result is called by its name, or is a place among arguments or a number."""
+    first = len(_constants(program))
     return {
-        "inputs": [[item.name, number[item.place], str(item.dtype), item.order, item.is_size] for item in imported.inputs],
-        "outputs": [_output(output, number) for output in imported.outputs],
-        "arguments": pytree.treespec_dumps(call_spec.in_spec),
-        "results": pytree.treespec_dumps(call_spec.out_spec),
+        "inputs": [[item.name, item.place - first, str(item.dtype)] for item in imported.inputs],
+        "results": [[name, None if name else _number(output, first)] for name, output in zip(results, imported.outputs, strict=True)],
+        "arguments": pytree.treespec_dumps(program.call_spec.in_spec),
+        "structure": pytree.treespec_dumps(program.call_spec.out_spec),
     }
 
 
-def _output(output: Output, number: Mapping[int, int]) -> list[Any]:
+def _number(output: Output, first: int) -> Any:
+    """A result that is no tensor: an argument that is None, a fixed number, or None for a size of an argument."""
     if output.number is None:
-        return [output.name, output.order, number.get(output.place, -1), None]
+        return None
     try:
-        return ["", None, -1, output.number(())]  # fixed: it needs no arguments
+        return output.number(())
     except (IndexError, KeyError):
-        raise UnsupportedModelError("a result is a size that depends on inputs. Return a tensor, or use optimize instead") from None
+        return None
 
 
-def load_ahead(path: str | os.PathLike[str], runtime: Any, precision: Any) -> Callable[..., Any]:
+def _write(path: Path, imported: Imported, tensors: Mapping[str, Any]) -> None:
+    """The model, and its weights where they are large in a file beside it. A reader of `path` finds the old file or the new one."""
+    if sum(tensor.nbytes for tensor in tensors.values()) <= MOST_INSIDE:
+        _replace(path, weights.written(imported, tensors, {}))
+        return
+    beside = path.with_name(path.name + ".data")
+    at = 0
+    for name, tensor in tensors.items():
+        proto = TensorProto(name=name, data_type=ONNX_TYPES[tensor.dtype], dims=tensor.shape, data_location=TensorProto.EXTERNAL)
+        for key, value in (("location", beside.name), ("offset", at), ("length", tensor.nbytes)):
+            proto.external_data.add(key=key, value=str(value))
+        imported.proto.graph.initializer.append(proto)
+        at += tensor.nbytes
+    _replace(beside, (weights.bytes_of(tensor) for tensor in tensors.values()))
+    _replace(path, [imported.proto.SerializeToString()])
+
+
+def _replace(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.writelines(pieces)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_ahead(path: Path, runtime: Any, precision: Any) -> Callable[..., Any]:
     """See `aspen_mp.torch.load_ahead`."""
     about = next((entry.value for entry in onnx.load(path, load_external_data=False).metadata_props if entry.key == KEY), None)
     if about is None:
-        raise ModelParseError(f"{os.fspath(path)!r} was not written by aspen_mp.torch.compile_ahead. Load it with Runtime.load")
+        raise ModelParseError(f"{str(path)!r} was not written by aspen_mp.torch.compile_ahead. Load it with Runtime.load")
     model = compiled.runtime_of(compiled.Options(runtime)).load(path, precision=precision)
     return Loaded(model, json.loads(about))
 
@@ -91,23 +309,19 @@ class Loaded:
     def __init__(self, model: Any, about: Mapping[str, Any]) -> None:
         self.model = model
         self._arguments = pytree.treespec_loads(about["arguments"])
-        self._results = pytree.treespec_loads(about["results"])
-        inputs = [Input(name, place, _TYPES[kind], order and tuple(order), size) for name, place, kind, order, size in about["inputs"]]
+        self._structure = pytree.treespec_loads(about["structure"])
+        inputs = [Input(name, place, _TYPES[kind]) for name, place, kind in about["inputs"]]
         self._feeds = [(item.name, item.place, compiled.feed(item)) for item in inputs]
-        self._outputs = [
-            compiled.result(Output(name, order and tuple(order), place)) if name or place >= 0 else _fixed(value)
-            for name, order, place, value in about["outputs"]
-        ]
+        self._results = [(compiled.result(Output(name)) if name else None, value) for name, value in about["results"]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _, example = pytree.tree_unflatten([None] * self._arguments.num_leaves, self._arguments)
+        if set(kwargs) == set(example):
+            kwargs = {name: kwargs[name] for name in example}
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._arguments:
             raise RequestError(
                 f"model {self.model.name!r}: arguments are structured as {spec}, and the module was compiled for {self._arguments}"
             )
         results = self.model.run({name: feed(flat[place]) for name, place, feed in self._feeds})
-        return pytree.tree_unflatten([output(results, flat) for output in self._outputs], self._results)
-
-
-def _fixed(value: Any) -> Callable[[Any, Any], Any]:
-    return lambda results, args: value
+        return pytree.tree_unflatten([value if find is None else find(results, flat) for find, value in self._results], self._structure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -54,6 +55,11 @@ class Forward:
             return original(module)(*args, **kwargs)
         with torch.no_grad():
             return self._run(*args, **kwargs)
+
+    @property
+    def __code__(self) -> CodeType:
+        """That of the module's own `forward`, which `torch.export` asks for."""
+        return inspect.unwrap(original(self.module)).__code__  # type: ignore[no-any-return]
 
     @property
     def _run(self) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -13,7 +14,7 @@ from markdown_it import MarkdownIt
 RUN: Final = ("python", "sh")
 SHOWN: Final = ("text", "console", "toml", "ini", "yaml", "json", "dockerfile")
 KINDS: Final = ("tutorial", "howto", "explanation", "reference")
-_COMMENT: Final = re.compile(r"<!-- (not run|file): (\S.*) -->")
+_COMMENT: Final = re.compile(r"<!-- (not run|file|needs): (\S.*) -->")
 _HIDDEN: Final = re.compile(r"<!-- (python|sh)\n(.*)^-->", re.DOTALL | re.MULTILINE)
 
 
@@ -45,8 +46,11 @@ def blocks(text: str) -> list[Block]:
             hidden = _HIDDEN.fullmatch(token.content.strip())
             if hidden:
                 found.append(Block(_action(hidden[1]), hidden[2], first + 1))
-            elif not comment and re.match(r"<!--\s*(not[ -]run|file|python|sh)\b", token.content):
-                raise ValueError(f"{where}: write <!-- not run: REASON -->, <!-- file: NAME --> or a hidden block, whose last line is -->")
+            elif not comment and re.match(r"<!--\s*(not[ -]run|file|needs|python|sh)\b", token.content):
+                raise ValueError(
+                    f"{where}: write <!-- not run: REASON -->, <!-- file: NAME -->, <!-- needs: MODULE --> or a hidden block, "
+                    "whose last line is -->"
+                )
             continue
         if token.type == "code_block":
             raise ValueError(f"{where}: an indented block says no language; put it between ```")
@@ -55,7 +59,7 @@ def blocks(text: str) -> list[Block]:
                 raise ValueError(f"{where}: a block is one of {', '.join((*RUN, *SHOWN))}, not {token.info!r}")
             if comment and comment[1] == "file":
                 found.append(Block("file", token.content, first + 1, comment[2]))
-            elif not comment and token.info in RUN:
+            elif token.info in RUN and (not comment or (comment[1] == "needs" and find_spec(comment[2]) is not None)):
                 found.append(Block(_action(token.info), token.content, first + 1))
         comment = None
     return found

@@ -99,6 +99,14 @@ assert x == 1
 ```sh
 reboot
 ```
+<!-- needs: no_such_module -->
+```python
+import no_such_module
+```
+<!-- needs: json -->
+```python
+import json
+```
 <!-- file: app.py -->
 ```python
 import page
@@ -115,7 +123,8 @@ other
         ("python", "x = 1\n\ny = 2\n", 2, ""),
         ("python", "assert x == 1\n", 7, ""),
         ("sh", "true\n", 11, ""),
-        ("file", "import page\n", 19, "app.py"),
+        ("python", "import json\n", 23, ""),
+        ("file", "import page\n", 27, "app.py"),
     ]
 
 

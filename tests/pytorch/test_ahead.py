@@ -1,88 +1,138 @@
-"""A module that was compiled ahead gives what it gave, without its code."""
+"""`compile_ahead` writes files that a runtime loads without the module's code; `load_ahead` makes them modules again."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'aspen-mp[torch]'")
 from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
-import aspen_mp.torch  # noqa: E402
-from aspen_mp.shm.errors import ModelParseError, RequestError, UnsupportedModelError  # noqa: E402
+from aspen_mp.errors import ModelParseError, RequestError, UnsupportedModelError  # noqa: E402
+from aspen_mp.torch import ahead, compile_ahead, load_ahead  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Any]:
-    with aspen_mp.Runtime(workers=1) as runtime:
+    with aspen_mp.Runtime(workers=2) as runtime:
         yield runtime
 
 
-class Pair(nn.Module):
+class Mixed(nn.Module):
+    """Arguments and results of several kinds, and one weight for two layers."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
-        self.register_buffer("shift", torch.ones(5))
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
 
-    def forward(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
-        y = torch.relu(self.conv(x)).mean((2, 3))
-        return {"scores": self.linear(y) * options["scale"] + self.shift, "image": x.permute(0, 2, 3, 1), "none": None}
-
-
-def arguments(n: int = 2, size: int = 8) -> tuple[Any, ...]:
-    return torch.randn(n, 3, size, size), {"scale": torch.tensor(2.0)}
+    def forward(self, x: Any, pair: Any, *, factor: int = 1, mask: Any = None) -> Any:
+        y = self.second(torch.relu(self.first(x))) * factor + pair[0] * pair[1]
+        return {"y": y, "x": x, "rows": x.shape[0], "nothing": mask, "parts": (y.sum(-1), y.sum(-1))}
 
 
-def test_file_gives_what_the_module_gives(runtime: Any, tmp_path: Path) -> None:
-    module, given = Pair().eval(), arguments()
-    aspen_mp.torch.compile_ahead(module, given, tmp_path / "m.onnx")
-    run = aspen_mp.torch.load_ahead(tmp_path / "m.onnx", runtime=runtime)
-    with torch.no_grad():
-        want = module(*given)
-    got = run(*given)
-    assert list(got) == list(want)
-    assert got["none"] is None
-    for name in ("scores", "image"):
-        torch.testing.assert_close(got[name], want[name])
-    with pytest.raises(RequestError, match="structured"):
-        run(given[0])
+def mixed() -> tuple[Any, tuple[Any, ...]]:
+    torch.manual_seed(3)
+    return Mixed().eval(), (torch.randn(3, 4), (torch.randn(3, 4), torch.randn(3, 4)))
 
 
-def test_sizes_that_vary(runtime: Any, tmp_path: Path) -> None:
-    module, batch = Pair().eval(), torch.export.Dim("batch")
-    aspen_mp.torch.compile_ahead(module, arguments(), tmp_path / "m.onnx", dynamic_shapes=({0: batch}, {"scale": None}))
-    run = aspen_mp.torch.load_ahead(tmp_path / "m.onnx", runtime=runtime)
-    for n in (2, 5):
-        given = arguments(n)
+def arrays(*tensors: Any) -> list[Any]:
+    return [tensor.detach().numpy() for tensor in tensors]
+
+
+def test_names_and_sizes_that_vary(runtime: Any, tmp_path: Path) -> None:
+    module, (x, pair) = mixed()
+    rows = {0: "rows"}
+    compile_ahead(module, (x, pair), tmp_path / "mixed.onnx", dynamic={"x": rows, "pair": (rows, rows)})
+    onnx.checker.check_model(str(tmp_path / "mixed.onnx"), full_check=True)
+    model = runtime.load(tmp_path / "mixed.onnx")
+    assert [(info.name, list(info.shape)) for info in model.inputs] == [(name, ["rows", 4]) for name in ("x", "pair_0", "pair_1")]
+    assert [info.name for info in model.outputs] == ["y", "x.result", "parts_0", "parts_1"]
+    for count in (1, 3, 7):
+        x, a, b = (torch.randn(count, 4) for _ in range(3))
+        want = module(x, (a, b))
+        got = model.run(dict(zip(("x", "pair_0", "pair_1"), arrays(x, a, b), strict=True)))
+        for name, tensor in [("y", want["y"]), ("x.result", x), ("parts_0", want["parts"][0]), ("parts_1", want["parts"][1])]:
+            np.testing.assert_allclose(got[name], *arrays(tensor), rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_by_name_are_fixed_where_nothing_is_said(runtime: Any, tmp_path: Path) -> None:
+    module, (x, pair) = mixed()
+    compile_ahead(module, {"x": x, "pair": pair, "factor": 3}, tmp_path / "mixed.onnx")
+    model = runtime.load(tmp_path / "mixed.onnx")
+    assert [(info.name, list(info.shape)) for info in model.inputs] == [(name, [3, 4]) for name in ("x", "pair_0", "pair_1")]
+    got = model.run(dict(zip(("x", "pair_0", "pair_1"), arrays(x, *pair), strict=True)))
+    np.testing.assert_allclose(got["y"], *arrays(module(x, pair, factor=3)["y"]), rtol=1e-5, atol=1e-6)
+
+
+def test_layout_of_examples_does_not_matter(runtime: Any, tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 3)).eval().to(memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 9, 8).to(memory_format=torch.channels_last)
+    compile_ahead(module, image, tmp_path / "image.onnx")
+    model = runtime.load(tmp_path / "image.onnx")
+    assert [list(info.shape) for info in (*model.inputs, *model.outputs)] == [[2, 3, 9, 8], [2, 2, 5, 4]]
+    assert [info.name for info in (*model.inputs, *model.outputs)] == ["input", "output"]
+    np.testing.assert_allclose(model.run({"input": image.contiguous().numpy()})["output"], *arrays(module(image)), rtol=1e-4, atol=1e-5)
+
+
+def test_large_weights_lie_beside(runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (x, pair) = mixed()
+    monkeypatch.setattr(ahead, "MOST_INSIDE", 16)
+    compile_ahead(module, (x, pair), tmp_path / "mixed.onnx")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mixed.onnx", "mixed.onnx.data"]
+    got = runtime.load(tmp_path / "mixed.onnx").run(dict(zip(("x", "pair_0", "pair_1"), arrays(x, *pair), strict=True)))
+    np.testing.assert_allclose(got["y"], *arrays(module(x, pair)["y"]), rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimized_module_can_be_written(runtime: Any, tmp_path: Path) -> None:
+    module, (x, pair) = mixed()
+    want = module(x, pair)["y"]
+    aspen_mp.optimize(module, runtime=runtime)
+    compile_ahead(module, (x, pair), tmp_path / "mixed.onnx")
+    got = runtime.load(tmp_path / "mixed.onnx").run(dict(zip(("x", "pair_0", "pair_1"), arrays(x, *pair), strict=True)))
+    np.testing.assert_allclose(got["y"], *arrays(want), rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_needs_no_pytorch(tmp_path: Path) -> None:
+    module, (x, pair) = mixed()
+    compile_ahead(module, (x, pair), tmp_path / "mixed.onnx")
+    np.savez(tmp_path / "inputs.npz", x=x, pair_0=pair[0], pair_1=pair[1])
+    np.save(tmp_path / "want.npy", *arrays(module(x, pair)["y"]))
+    program = """
+import sys
+sys.modules["torch"] = None
+import numpy, aspen_mp
+with aspen_mp.Runtime(workers=1) as runtime:
+    got = runtime.load("mixed.onnx").run(dict(numpy.load("inputs.npz")))
+numpy.testing.assert_allclose(got["y"], numpy.load("want.npy"), rtol=1e-5, atol=1e-6)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_a_file_is_called_as_the_module_was(runtime: Any, tmp_path: Path) -> None:
+    module, (x, pair) = mixed()
+    rows = {0: "rows"}
+    compile_ahead(module, {"pair": pair, "x": x, "factor": 2}, tmp_path / "mixed.onnx", dynamic={"x": rows, "pair": (rows, rows)})
+    run = load_ahead(tmp_path / "mixed.onnx", runtime=runtime)
+    for count in (2, 5):
+        x, a, b = (torch.randn(count, 4) for _ in range(3))
         with torch.no_grad():
-            torch.testing.assert_close(run(*given)["scores"], module(*given)["scores"])
-
-
-def test_operators_that_cannot_run_are_listed(tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return torch.special.digamma(x) + 1
-
-    with pytest.raises(UnsupportedModelError, match="digamma"):
-        aspen_mp.torch.compile_ahead(Odd(), (torch.ones(3),), tmp_path / "m.onnx")
-
-
-def test_modules_that_change_are_refused(tmp_path: Path) -> None:
-    class Counter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self, x: Any) -> Any:
-            self.count += 1
-            return x + self.count
-
-    with pytest.raises(UnsupportedModelError, match="count"):
-        aspen_mp.torch.compile_ahead(Counter(), (torch.ones(3),), tmp_path / "m.onnx")
+            want = module(x, (a, b), factor=2)
+        got = run(pair=(a, b), factor=2, x=x)
+        assert list(got) == list(want)
+        assert got["nothing"] is None
+        for name in ("y", "x", "parts"):
+            torch.testing.assert_close(got[name], want[name])
+    with pytest.raises(RequestError, match="structured"):
+        run(x)
 
 
 def test_files_of_others_are_refused(runtime: Any, tmp_path: Path) -> None:
@@ -90,4 +140,38 @@ def test_files_of_others_are_refused(runtime: Any, tmp_path: Path) -> None:
 
     (tmp_path / "m.onnx").write_bytes(models.build("tcn", **models.miniature("tcn")).SerializeToString())
     with pytest.raises(ModelParseError, match="compile_ahead"):
-        aspen_mp.torch.load_ahead(tmp_path / "m.onnx", runtime=runtime)
+        load_ahead(tmp_path / "m.onnx", runtime=runtime)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+
+class Odd(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.special.digamma(x)
+
+
+def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+    path, x = tmp_path / "m.onnx", torch.randn(1, 4)
+    with pytest.raises(UnsupportedModelError, match=r"digamma.*test_ahead\.py:\d+"):
+        compile_ahead(Odd().eval(), x, path)
+    with pytest.raises(UnsupportedModelError, match="'Counts' changes calls"):
+        compile_ahead(Counts().eval(), x, path)
+    with pytest.raises(ValueError, match=r"module\.eval\(\)"):
+        compile_ahead(Odd(), x, path)
+    with pytest.raises(TypeError, match="function"):
+        compile_ahead(lambda x: x, x, path)
+    with pytest.raises(ValueError, match="none of the arguments: x"):
+        compile_ahead(Odd().eval(), x, path, dynamic={"y": {0: "rows"}})
+    with pytest.raises(ValueError, match="has no axis 2"):
+        compile_ahead(Odd().eval(), x, path, dynamic={"x": {2: "rows"}})
+    with pytest.raises(ValueError, match="2 or more"):
+        compile_ahead(Odd().eval(), x, path, dynamic={"x": {0: "rows"}})
+    assert not list(tmp_path.iterdir())
