@@ -72,6 +72,7 @@ FULL: Final = {
             "models/test_zoo_agrees.py",
             "models/test_plans_agree.py",
             "models/test_plan_models.py",
+            "pytorch/test_huggingface.py",
         ),
         _WHOLE,
     ),
