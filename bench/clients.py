@@ -147,8 +147,8 @@ def measure(
                 _turn(seats[setting], setting, 0.0)  # memory is what it is after a request
                 roots = [seat.pid for seat in have] + ([runtime.pid] if engine == "aspen-mp" else [])
                 if engine == "aspen-mp":
-                    _settle(runtime.pid, len(cores))
-                found.pss_bytes, found.processes = _pss(roots)
+                    settle(runtime.pid, len(cores))
+                found.pss_bytes, found.processes = pss(roots)
                 if engine == "aspen-mp":
                     result.weights_pss_bytes = _weights_pss(roots)
         result.weight_bytes = sum(known["weight_bytes"] for known in runtime.status()["models"])
@@ -176,7 +176,7 @@ def _turn(seats: Sequence[_Seat], setting: Setting, seconds: float) -> tuple[lis
 # ---- memory
 
 
-def _settle(pid: int, workers: int) -> None:
+def settle(pid: int, workers: int) -> None:
     """Waits until the process that planned the model has gone: it is no part of serving."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
@@ -202,7 +202,7 @@ def _family(roots: Sequence[int]) -> list[psutil.Process]:
     return list(processes.values())
 
 
-def _pss(roots: Sequence[int]) -> tuple[int, int]:
+def pss(roots: Sequence[int]) -> tuple[int, int]:
     """Sum over processes and their children, and how many there are."""
     processes = _family(roots)
     return sum(process.memory_full_info().pss for process in processes), len(processes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import coexecution, figures, load, networks, render, stacks
+from aspen_mp.bench.cli import coexecution, figures, load, networks, render, stacks, torch
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ for _command, *_calls in (
     (coexecution.dynamic, "bench dynamic resnet50 resnet50+bert_base bert_base --plot dynamic.png"),
     (coexecution.contention, "bench contention --plot contention.png"),
     (coexecution.coplans, "bench coplans 3*gpt2@seq=1+resnet50 --cores 8P+8E --cores 2"),
+    (torch.torch, "bench torch 'torchvision/*' --engines aspen-mp,eager,inductor --plot torch.png", "bench torch --list"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),
 ):

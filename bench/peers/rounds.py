@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -23,6 +24,21 @@ FOREIGN_LIMIT = 0.1
 """Cores that other processes may use in a round that counts, on up to four cores; on more, `FOREIGN_SHARE` of them."""
 FOREIGN_SHARE = 0.025
 OURS = "aspen-mp"
+
+
+class Labelled(Protocol):
+    """What rounds are called by."""
+
+    @property
+    def label(self) -> str: ...
+
+
+class Sitting(Labelled, Protocol):
+    """An engine in a process of its own that takes turns; see `Seat`."""
+
+    cores: list[int]
+
+    def turn(self, seconds: float, runs: int, beside: Callable[[], float] = float) -> Turn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +137,8 @@ def prepared(case: Case) -> Iterator[tuple[Path, int | None]]:
 
 
 def take_turns(
-    case: Case,
-    seats: list[Seat],
+    case: Labelled,
+    seats: Sequence[Sitting],
     failed: dict[str, str],
     schedule: Schedule,
     advance: Callable[[str], None],

@@ -14,6 +14,7 @@ from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.render import networks
 from aspen_mp.bench.render.published import Published, digest
+from aspen_mp.bench.torch import picture as torch
 
 Draw = Callable[[Path], None]
 
@@ -60,6 +61,7 @@ def draw(item: Published) -> Draw | None:
         "deadlines": lambda file: deadlines.plot(result, file),
         "dynamic": lambda file: dynamic.plot(result, file),
         "contention": lambda file: contention.plot(result, file),
+        "torch": lambda file: torch.plot(result, file),
         "elastic": lambda file: elastic.plot(result, file),
         "storm": lambda file: storm.plot(result, file),
         "clients": lambda file: clients.plot(result, file),

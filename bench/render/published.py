@@ -26,6 +26,7 @@ from aspen_mp.bench.figures.stacks import StacksResult
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
+from aspen_mp.bench.torch.result import TorchResult
 
 RESULTS: dict[str, Any] = {
     "peers": PeersResult,
@@ -43,6 +44,7 @@ RESULTS: dict[str, Any] = {
     "dynamic": DynamicResult,
     "contention": ContentionResult,
     "coplans": CoplansResult,
+    "torch": TorchResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,
