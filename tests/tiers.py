@@ -37,7 +37,7 @@ _RARE: Final = "what seldom happens to a machine, or takes many rounds: the quic
 FULL: Final = {
     **dict.fromkeys(
         (
-            *(f"api/commands/test_{name}.py" for name in ("figures", "coexecution", "peers", "bench_plans")),
+            *(f"api/commands/test_{name}.py" for name in ("figures", "coexecution", "peers", "bench_plans", "bench_torch")),
             *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "kernels", "prediction")),
             "api/commands/test_cli.py::test_plan_measured",
             "api/files/test_calibration.py::test_doctor_measures_and_shows",
@@ -73,6 +73,8 @@ FULL: Final = {
             "models/test_plans_agree.py",
             "models/test_plan_models.py",
             "pytorch/test_huggingface.py",
+            "pytorch/nets/test_generation.py",
+            "pytorch/nets/test_networks_agree.py",
         ),
         _WHOLE,
     ),
