@@ -35,7 +35,7 @@ from aspen_mp.planner.tiling.batch_splitting import in_slices
 from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.tiling.joins import Edges, finish
 from aspen_mp.planner.tiling.policy import choose_grids
-from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks
+from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks, memory_depths
 from aspen_mp.planner.tiling.search import Found, latency, search
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
@@ -112,7 +112,11 @@ def build_plan(
     def flow() -> Flow:
         return edge_builder.wiring(grids).flow
 
-    return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
+    plan = _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
+    costs, cold = plan.tile_costs(), op_cost.rates().cold
+    plan.memory = memory_depths(plan.tiles["depth"], costs.ns, costs.bytes, cold)
+    plan.memory_cores = machine.memory_cores(cold)
+    return plan
 
 
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found, Machine]:

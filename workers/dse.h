@@ -28,6 +28,9 @@ struct aspen_dse {
   uint64_t follow;        /* the tile to run next, not in the pool; 0: none */
   struct aspen_batch held; /* ready tiles that could not be pushed before something new is mapped */
   uint64_t opaque;        /* the tile that Python executes; 0: none */
+  uint32_t holds;         /* a token */
+  uint32_t vain_tiles;    /* for so many tiles more … */
+  uint64_t vain;          /* … the request of this order does not count as older; 0: none */
   uint32_t looking;       /* counted in idle.spinners */
   uint32_t gap;           /* enum aspen_gap, … */
   uint64_t gap_since;     /* … in ticks: since when it is ASPEN_GAP_HOLDS */
@@ -260,6 +263,58 @@ static inline int aspen_dse_leaves(struct aspen_dse *d) {
   return 1;
 }
 
+/* ------------------------------------------------------------------------------------------------ hints */
+
+#define ASPEN_VAIN 8 /* tiles for which a request is not tried again that hints advised against */
+
+static inline uint32_t *aspen_dse_holders(const struct aspen_dse *d) {
+  return &d->s.control->hints.holders[aspen_stat_load(&aspen_me(&d->s)->node) % ASPEN_MEMORIES];
+}
+
+/* Counts this DSE among the workers of `instance`, 0: of none, and among those that hold a token, or not. */
+static inline void aspen_dse_stand(struct aspen_dse *d, uint32_t instance, uint32_t holds) {
+  struct aspen_control *c = d->s.control;
+  const uint32_t before = d->s.user.advice.instance;
+  if (d->holds != holds) {
+    if (holds) aspen_add_seq(aspen_dse_holders(d), 1);
+    else aspen_sub_seq(aspen_dse_holders(d), 1);
+    d->holds = holds;
+  }
+  if (before == instance) return;
+  if (before) aspen_sub_seq(&c->instance[before].at_work, 1);
+  if (instance) aspen_add_seq(&c->instance[instance].at_work, 1);
+  d->s.user.advice.instance = instance;
+}
+
+/* Whether hints are looked at in this turn: not for a request alone, which nobody else is in the way of. */
+static inline void aspen_dse_heed(struct aspen_dse *d, uint64_t running) {
+  const struct aspen_hints *h = &d->s.control->hints;
+  struct aspen_advice *a = &d->s.user.advice;
+  a->control = NULL;
+  if (aspen_running_all(running) < 2) {
+    aspen_dse_stand(d, 0, 0);
+    return;
+  }
+  const uint32_t tokens = aspen_stat_load(&h->tokens), version = aspen_load_acquire(&h->version);
+  if (!tokens && !version) return;
+  a->table = version & 1;
+  a->lacks = tokens && !d->holds && aspen_load_relaxed(aspen_dse_holders(d)) >= tokens;
+  a->domain = aspen_stat_load(&aspen_me(&d->s)->domain);
+  a->control = d->s.control;
+}
+
+static inline unsigned aspen_dse_depth(const struct aspen_dse *d, uint64_t item) {
+  return d->s.instance[ASPEN_ITEM_INSTANCE(item)]->plan->tiles[ASPEN_ITEM_TILE(item)].depth;
+}
+
+/* A tile was taken; 0: none was. */
+static inline void aspen_dse_settle(struct aspen_dse *d, uint64_t item) {
+  const struct aspen_hints *h = &d->s.control->hints;
+  const uint32_t id = ASPEN_ITEM_INSTANCE(item);
+  if (!item) aspen_dse_stand(d, 0, 0);
+  else aspen_dse_stand(d, aspen_stat_load(&h->counted) ? id : 0, !!(aspen_hint(&d->s.user.advice, id, aspen_dse_depth(d, item)) & ASPEN_HINT_MEMORY));
+}
+
 /* ------------------------------------------------------------------------------------------------ classes */
 
 /* While a request of a higher class runs, and this DSE finds no tile of it: */
@@ -302,6 +357,7 @@ static inline int aspen_dse_classes(struct aspen_dse *d) {
   const uint64_t running = aspen_load_relaxed(&d->s.control->claim.running);
   d->highest = running ? aspen_running_first(running) : 0;
   d->s.user.before = 0;
+  aspen_dse_heed(d, running);
   if (!aspen_running_below(running, d->highest)) {
     if (d->shared_at) aspen_dse_count_classes(d, aspen_ticks());
     d->gap = ASPEN_GAP_NONE;
@@ -414,6 +470,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
   d->follow = d->opaque = 0;
   d->held.n = 0;
   d->s.seed.instance = 0;
+  d->holds = d->s.user.advice.instance = 0; /* recovery counts anew */
   d->looking = 0; /* aspen_epoch_end resets the counts of spinners and sleepers */
   d->gap = ASPEN_GAP_NONE;
   uint64_t stopped = aspen_ticks();
@@ -674,7 +731,7 @@ static inline uint32_t aspen_dse_older(const struct aspen_dse *d, uint64_t order
   for (uint32_t k = 0; k < d->n_victims; k++) {
     const struct aspen_row *row = &d->s.control->row[d->victim[k]];
     uint64_t first = aspen_load_relaxed(&row->first);
-    if (!first || first >= order || !aspen_dse_may_take(d, row)) continue;
+    if (!first || first >= order || first == d->vain || !aspen_dse_may_take(d, row)) continue;
     found = d->victim[k];
     order = first;
   }
@@ -688,6 +745,27 @@ static inline int aspen_dse_steal(struct aspen_dse *d, uint32_t row, uint64_t *i
   aspen_stat_add(&aspen_me(&d->s)->steals, 1);
   if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_STOLEN, row);
   return r;
+}
+
+/* Hints advised against a tile of this order. It is not tried again for some time: what follows would be put back for each look. */
+static inline void aspen_dse_in_vain(struct aspen_dse *d, uint64_t order) {
+  d->vain = order;
+  d->vain_tiles = ASPEN_VAIN;
+}
+
+/* Takes a tile of another row's oldest request. */
+static inline int aspen_dse_steal_older(struct aspen_dse *d, uint32_t row, uint64_t *item) {
+  const uint64_t first = aspen_load_relaxed(&d->s.control->row[row].first);
+  int r = aspen_dse_steal(d, row, item);
+  if (r == ASPEN_EMPTY && d->s.user.advice.control) aspen_dse_in_vain(d, first);
+  return r;
+}
+
+/* Do hints leave this DSE the tile that follows? */
+static inline int aspen_dse_follows(struct aspen_dse *d, uint64_t order) {
+  const struct aspen_advice *a = &d->s.user.advice;
+  if (d->vain && !d->vain_tiles--) d->vain = 0;
+  return !a->control || aspen_order_timed(order) || aspen_advised(a, d->follow, aspen_dse_depth(d, d->follow));
 }
 
 /* A tile of the own row, else of another one, nearest first. */
@@ -709,11 +787,14 @@ static inline int aspen_dse_lend(struct aspen_dse *d, uint64_t *item) {
   int r = aspen_dse_put_back(d);
   if (r) return r;
   d->lent = !d->lent;
+  const struct aspen_control *hints = u->advice.control;
   u->from = aspen_order_first(d->highest + 1 + d->lent);
   u->before = 0;
+  u->advice.control = NULL;
   r = aspen_dse_pop(d, item);
   u->from = 0;
   u->before = before;
+  u->advice.control = hints;
   if (r == ASPEN_OK) {
     d->owes = -ASPEN_LENT;
     aspen_stat_add(&aspen_me(&d->s)->lent, 1);
@@ -730,7 +811,7 @@ static inline int aspen_dse_best(struct aspen_dse *d, uint64_t *item) {
   uint64_t first = aspen_load_relaxed(&own->first);
   if (d->follow) {
     uint64_t order = aspen_dse_order(d, d->follow);
-    if (aspen_takes(&d->s.user, order) && (!first || first >= order) && aspen_dse_older(d, order) == ASPEN_NONE) {
+    if (aspen_takes(&d->s.user, order) && aspen_dse_follows(d, order) && (!first || first >= order || first == d->vain) && aspen_dse_older(d, order) == ASPEN_NONE) {
       *item = d->follow;
       d->follow = 0;
       if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_FOLLOWED, d->s.row);
@@ -750,15 +831,34 @@ static inline int aspen_dse_best(struct aspen_dse *d, uint64_t *item) {
   d->left_since = 0;
   int r = ASPEN_EMPTY;
   const uint32_t older = aspen_dse_older(d, first ? first : UINT64_MAX);
-  if (older != ASPEN_NONE) r = aspen_dse_steal(d, older, item);
+  if (older != ASPEN_NONE) r = aspen_dse_steal_older(d, older, item);
   return r == ASPEN_EMPTY ? aspen_dse_pop(d, item) : r;
+}
+
+/* The best of the tiles that hints leave to this DSE, of the highest class alone: hints decide nothing between classes. Else the best of all. */
+static inline int aspen_dse_hinted(struct aspen_dse *d, uint64_t *item) {
+  struct aspen_user *u = &d->s.user;
+  const struct aspen_control *c = u->advice.control;
+  const uint64_t before = u->before;
+  const uint64_t first = aspen_load_relaxed(&aspen_own_row(&d->s)->first);
+  if (!before) u->before = aspen_order_first(d->highest + 1);
+  int r = aspen_dse_best(d, item);
+  u->before = before;
+  if (r == ASPEN_OK && first && first < aspen_dse_order(d, *item)) aspen_dse_in_vain(d, first);
+  u->advice.control = NULL;
+  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, item);
+  u->advice.control = c;
+  if (r == ASPEN_OK || r == ASPEN_EMPTY) aspen_dse_settle(d, r == ASPEN_OK ? *item : 0);
+  u->advice.control = NULL;
+  u->advice.lacks = 0;
+  return r;
 }
 
 /* The tile to run next. EMPTY: there is none, or those that are there are held back (docs/protocol/pool.md, "Classes"). */
 static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   int r = aspen_dse_classes(d) ? aspen_dse_lend(d, item) : ASPEN_EMPTY;
   if (r != ASPEN_EMPTY) return r;
-  r = aspen_dse_best(d, item);
+  r = d->s.user.advice.control ? aspen_dse_hinted(d, item) : aspen_dse_best(d, item);
   if (d->shared_at && (r == ASPEN_OK || r == ASPEN_EMPTY)) aspen_dse_took(d, r == ASPEN_OK ? *item : 0);
   return r;
 }
@@ -795,6 +895,7 @@ static inline int aspen_dse_leave(struct aspen_dse *d) {
 /* Every way out of the loop. A wake-up that this DSE consumed is handed on, because it will not look any more. */
 static inline enum aspen_reason aspen_dse_exit(struct aspen_dse *d, enum aspen_reason reason) {
   struct aspen_idle *idle = &d->s.control->idle;
+  aspen_dse_stand(d, 0, 0);
   aspen_dse_put_back(d); /* ATTACH: stays in `held` and is pushed when the loop is entered again */
   aspen_dse_lap(d, d->looking ? &aspen_me(&d->s)->search_ticks : &aspen_me(&d->s)->schedule_ticks);
   if (aspen_tracing(&d->s.trace)) {

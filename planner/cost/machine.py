@@ -131,6 +131,12 @@ class Machine:
         """The fastest core alone."""
         return Machine((max(self.cores, key=lambda core: core.speed),), self.bytes_per_ns, self.engine)
 
+    def memory_cores(self, cold: float) -> int:
+        """How many cores that each move `cold` bytes per ns take all that one memory gives; 0: any number may. Memories are alike."""
+        if math.isinf(self.bytes_per_ns):
+            return 0
+        return max(1, round(self.bytes_per_ns / len({core.node for core in self.cores}) / cold))
+
     def describe(self) -> str:
         """As `parse` reads it, speeds to three digits."""
         nodes = [list(cores) for _, cores in groupby(self.cores, key=lambda core: core.node)]

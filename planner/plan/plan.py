@@ -133,6 +133,8 @@ class Plan:
     slopes: Array = field(default_factory=lambda: np.zeros(0, SLOPE))
     least: int = 0
     most: int = 0
+    memory: int = 0
+    memory_cores: int = 0
     costs: Costs | None = None
 
     def tile_costs(self) -> Costs:
@@ -215,6 +217,7 @@ class Plan:
         for name, value in self.arena_layout().items():
             h[name] = value
         h["request_bytes"], h["scratch_bytes"] = self.request_bytes, self.scratch_bytes
+        h["memory"], h["memory_cores"] = self.memory, self.memory_cores
         h["weights_bytes"][: len(self.weight_segments)] = self.weight_segments
         return h
 

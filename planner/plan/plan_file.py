@@ -197,6 +197,8 @@ def _plan(header: dict[str, Any], segment: bytes, uses: np.ndarray[Any, np.dtype
         slopes=array("slopes", SLOPE, h["n_slopes"]),
         least=int(h["least"]),
         most=int(h["most"]),
+        memory=int(h["memory"]),
+        memory_cores=int(h["memory_cores"]),
     )
     _check_uses(plan)
     if bytes(plan.segment()) != segment:

@@ -8,6 +8,7 @@ branches of a network end together, whichever was written down first; in a chain
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,3 +47,14 @@ def depths_and_ranks(order: Ints, step_ns: Sequence[float] | Floats, counts: Seq
     base = np.cumsum(n) - n
     rank: Ints = np.arange(int(n.sum())) + np.repeat(first - base, n) + 1
     return depth, rank
+
+
+WAITING: Final = 0.5
+"""Tiles wait for memory when they ask for this part of what one core reads, or more."""
+
+
+def memory_depths(depth: npt.NDArray[np.uint8], ns: Floats, nbytes: Floats, cold: float) -> int:
+    """The depth bins whose tiles wait for memory, a bit each. `depth`, `ns`, `nbytes` [tiles]: where each is, what it takes, and what
+    it moves to and from memory. `cold`: bytes per ns that one core moves."""
+    took, moved = (np.bincount(depth, each, DEPTHS)[:DEPTHS] for each in (ns, nbytes))
+    return sum(1 << int(d) for d in np.flatnonzero((took > 0) & (moved >= WAITING * cold * took)))

@@ -1,6 +1,6 @@
 """The control segment as the planner process sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from typing_extensions import Buffer
@@ -92,10 +92,28 @@ class ControlTable:
     def drop_data(self, client: int, index: int) -> None:
         """Takes the index away; the segment comes back from collect() when no running request uses it."""
     def add_plan(
-        self, segment: int, weights: list[int], arenas: list[int], *, model: int = 0, share: float = 1.0, work_ns: float = 0.0
+        self,
+        segment: int,
+        weights: list[int],
+        arenas: list[int],
+        *,
+        model: int = 0,
+        share: float = 1.0,
+        work_ns: float = 0.0,
+        memory: int = 0,
     ) -> tuple[int, int]:
         """Makes a plan known: (plan, generation), with one instance for each arena segment. `model`: whose it is, for turns and counts.
-        `share`: its weight beside other models. `work_ns`: what it expects of all its tiles on one core, 0: unknown."""
+        `share`: its weight beside other models. `work_ns`: what it expects of all its tiles on one core, 0: unknown. `memory`: depths
+        whose tiles wait for memory, a bit each."""
+    def set_tokens(self, tokens: int) -> None:
+        """So many workers of each memory may execute tiles that wait for it while there is something else to do; 0: all."""
+    def set_hints(self, plans: Mapping[int, Sequence[tuple[int, int, bool]]], domains: Sequence[int] = ()) -> int:
+        """Puts a new version of the hints in force and returns its number. `plans`: by plan and depth (a bit for each domain whose workers
+        may take the tiles, 0: all; the most workers of a request at a time, 0: any number; whether tiles of other requests go first).
+        Plans that are missing get no hint but that of their memory. `domains`: of each row, the domain of its worker, -1: none.
+        ValueError: a number is out of range."""
+    def hints(self) -> dict[str, Any]:
+        """version, tokens, holders [memories], at_work (over all requests), and by plan the words of the table in force."""
     def model_counts(self) -> dict[int, dict[str, float]]:
         """By model, of its plans so far: the numbers `MODEL_COUNTS`."""
     def plans(self) -> list[int]:

@@ -27,7 +27,8 @@ cdef extern from *:
 cdef extern from "table.h" nogil:
     enum:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
-        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE
+        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE, ASPEN_DEPTHS
+        ASPEN_HINT_DOMAINS, ASPEN_HINT_MOST_SHIFT, ASPEN_HINT_MOST, ASPEN_HINT_MEMORY, ASPEN_HINT_YIELDS
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
         ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_RUNNING, ASPEN_INSTANCE_DONE
     struct aspen_magic:
@@ -38,7 +39,7 @@ cdef extern from "table.h" nogil:
     struct aspen_idle_counts "aspen_idle":
         uint32_t sleepers, spinners
     struct aspen_worker:
-        uint32_t pid, cpu, core_class, cache, node, state, command, pace, parked, attached, idle
+        uint32_t pid, cpu, core_class, cache, node, state, command, pace, parked, attached, idle, domain
         uint64_t start_time, current, heartbeat, paced_ns, expected_ns, held_ticks, lent_ticks
         uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
@@ -46,19 +47,26 @@ cdef extern from "table.h" nogil:
         uint32_t waiting
         uint64_t first
     struct aspen_plan:
-        uint32_t state, generation, segment, n_weights, n_instances, model, share
+        uint32_t state, generation, segment, n_weights, n_instances, model, share, memory
         uint64_t core_ns, alone_ns, refused, expired
         uint32_t instance[32]
     struct aspen_instance:
         uint64_t word, served, beside, fault, queued_ns, ran_ns, missed
-        uint32_t plan, arena, client
+        uint32_t plan, arena, client, at_work
     struct aspen_client:
         uint32_t state, segment
         uint32_t data[64]
     struct aspen_segment:
         uint32_t state, role
         uint64_t bytes
+    struct aspen_hint_row:
+        uint32_t word[21]
+    struct aspen_hint_tables "aspen_hints":
+        uint32_t version, tokens, counted
+        uint32_t holders[16]
+        aspen_hint_row table[2][1024]
     struct aspen_control:
+        aspen_hint_tables hints
         aspen_signals signals
         aspen_idle_counts idle
         aspen_worker worker[256]
@@ -100,7 +108,9 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_add_segment(aspen_control *, uint32_t, uint64_t)
     void aspen_drop_segment(aspen_control *, uint32_t)
     uint32_t aspen_add_plan(aspen_control *, uint32_t, const uint32_t *, uint32_t, const uint32_t *, uint32_t)
-    void aspen_plan_terms(aspen_control *, uint32_t, uint32_t, uint32_t, uint64_t)
+    aspen_hint_row *aspen_hints_next(aspen_control *)
+    void aspen_hints_publish(aspen_control *, uint32_t)
+    void aspen_plan_terms(aspen_control *, uint32_t, uint32_t, uint32_t, uint64_t, uint32_t)
     void aspen_drop_plan(aspen_control *, aspen_doorbell *, uint32_t)
     uint32_t aspen_collect_plan(aspen_control *, uint32_t, uint32_t *)
     uint32_t aspen_add_client(aspen_control *, uint32_t, aspen_client_segment *)
@@ -180,6 +190,14 @@ cdef uint32_t _role(role) except 0:
     if role not in ROLES:
         raise ValueError(f"unknown segment role {role!r}: expected one of {', '.join(ROLES)}")
     return ROLES[role]
+
+
+def _hint(hint):
+    """A word of three numbers: a bit for each domain, the most workers (0: as many as like), whether it yields."""
+    domains, most, yields = hint
+    if not (0 <= domains <= ASPEN_HINT_DOMAINS and 0 <= most <= ASPEN_HINT_MOST):
+        raise ValueError(f"a hint for domains {domains:#x} and {most} workers: expected 16 bits, and 0 to {ASPEN_HINT_MOST}")
+    return domains | most << ASPEN_HINT_MOST_SHIFT | (ASPEN_HINT_YIELDS if yields else 0)
 
 
 def write_magic(buf, role):
@@ -326,6 +344,33 @@ cdef class ControlTable:
         return [(i, _ROLE_NAMES[self.c.segment[i].role], self.c.segment[i].bytes)
                 for i in range(1, ASPEN_MAX_SEGMENTS) if self.c.segment[i].state == ASPEN_SEGMENT_LIVE]
 
+    def set_tokens(self, tokens):
+        aspen_stat_store(&self.c.hints.tokens, min(max(tokens, 0), ASPEN_MAX_WORKERS))
+
+    def set_hints(self, plans, domains=()):
+        cdef aspen_hint_row *rows = aspen_hints_next(self.c)
+        cdef uint32_t plan, depth, memory
+        for plan in range(1, ASPEN_MAX_PLANS):
+            if self.c.plan[plan].state != ASPEN_PLAN_LIVE:
+                continue
+            words, memory = plans.get(plan, ()), self.c.plan[plan].memory
+            for depth in range(ASPEN_DEPTHS):
+                word = _hint(words[depth]) if depth < len(words) else 0
+                aspen_stat_store(&rows[plan].word[depth], word | (ASPEN_HINT_MEMORY if memory >> depth & 1 else 0))
+        for row, domain in enumerate(domains):
+            aspen_stat_store(&self.c.worker[self._row(row)].domain, 1 << domain if 0 <= domain < 16 else 0)
+        aspen_hints_publish(self.c, any(hint[1] for words in plans.values() for hint in words))
+        return self.c.hints.version
+
+    def hints(self):
+        cdef uint32_t plan, k, table = self.c.hints.version & 1
+        live = [plan for plan in range(1, ASPEN_MAX_PLANS) if self.c.plan[plan].state == ASPEN_PLAN_LIVE]
+        return {
+            "version": self.c.hints.version, "tokens": self.c.hints.tokens, "holders": [self.c.hints.holders[k] for k in range(16)],
+            "at_work": sum(aspen_stat_load32(&self.c.instance[k].at_work) for k in range(ASPEN_MAX_INSTANCES)),
+            "words": {plan: [aspen_stat_load32(&self.c.hints.table[table][plan].word[k]) for k in range(ASPEN_DEPTHS)] for plan in live},
+        }
+
     def add_client(self, segment, buf):
         cdef Mapped mapped = Mapped(buf, "client", sizeof(aspen_client_segment))
         cdef uint32_t client = aspen_add_client(self.c, self._segment(segment, ("client",)), <aspen_client_segment *>mapped.view.buf)
@@ -349,7 +394,7 @@ cdef class ControlTable:
             raise ValueError(f"client {client} has no data segment {index}")
         self._dying_data.add(aspen_drop_data(self.c, k, index))
 
-    def add_plan(self, segment, weights, arenas, *, model=0, share=1.0, work_ns=0.0):
+    def add_plan(self, segment, weights, arenas, *, model=0, share=1.0, work_ns=0.0, memory=0):
         cdef uint32_t w[ASPEN_MAX_WEIGHTS]
         cdef uint32_t a[ASPEN_PLAN_INSTANCES]
         if len(weights) > ASPEN_MAX_WEIGHTS:
@@ -363,7 +408,7 @@ cdef class ControlTable:
         cdef uint32_t plan = aspen_add_plan(self.c, self._segment(segment, ("plan",)), w, len(weights), a, len(arenas))
         if not plan:
             raise ResourceLimitError(f"the runtime's tables are full ({ASPEN_MAX_PLANS - 1} plans, {ASPEN_MAX_INSTANCES - 1} instances): unload models")
-        aspen_plan_terms(self.c, plan, model, max(1, round(share * 1024)), <uint64_t>min(max(work_ns, 0.0), 1e18))
+        aspen_plan_terms(self.c, plan, model, max(1, round(share * 1024)), <uint64_t>min(max(work_ns, 0.0), 1e18), memory)
         return plan, self.c.plan[plan].generation
 
     cdef list _counted(self, uint32_t plan):

@@ -29,6 +29,7 @@
 #define ASPEN_DEMANDS 32        /* plans of a client of which it is told what their requests take */
 #define ASPEN_DEPTHS 21         /* depth bins: queues a lane */
 #define ASPEN_MAX_PLANS 1024
+#define ASPEN_MEMORIES 16       /* memories whose tokens are counted apart */
 #define ASPEN_MAX_INSTANCES 4096
 #define ASPEN_MAX_CLIENTS 256
 #define ASPEN_MAX_SEGMENTS 8192 /* segment table: every plan, weight, arena and client data segment that workers map */
@@ -80,7 +81,10 @@ enum aspen_role {
   F(uint64_t, scratch_bytes, 1)   /* most scratch that a kernel of this plan needs */                                              \
   F(uint64_t, weights_bytes, 8)   /* least size of each weight segment that the operands may touch */                              \
   F(uint64_t, slopes, 1) F(uint64_t, n_slopes, 1) /* offset and length of the slopes */                                            \
-  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: it serves no shape bucket */
+  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: it serves no shape bucket */ \
+  F(uint64_t, memory, 1)          /* bit d: tiles of depth d wait for memory, … */                                                 \
+  F(uint32_t, memory_cores, 1)    /* … of which so many cores leave others nothing; 0: any number does */                          \
+  F(uint32_t, reserved, 1) F(uint64_t, reserved1, 6)
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
   F(uint32_t, kernel, 1)         /* enum aspen_kernel_id */                                                                        \
@@ -270,7 +274,8 @@ struct aspen_worker {
   uint64_t start_time; /* of /proc/<pid>/stat: with pid it names a process for good */
   uint64_t paced_ns;   /* DSE, with `pace`: time in kernels, so far */
   uint64_t expected_ns; /* DSE, with `pace`: what plans expect of the same kernels */
-  uint64_t reserved1[1];
+  uint32_t domain;     /* server, with a version of hints: bit of the domain of its core; 0: none */
+  uint32_t reserved1;
   /* line 1: the DSE, at every tile */
   uint64_t current;    /* DSE: item (see below) before its kernel starts, 0 between tiles. Read by recovery: which tile killed its worker */
   uint64_t heartbeat;  /* DSE: ++ every turn of its loop */
@@ -360,7 +365,8 @@ struct aspen_plan {
   uint64_t alone_rows; /* … with so many workers */
   uint64_t refused;    /* claiming DSE: requests whose deadline could not be met … */
   uint64_t expired;    /* … or passed while they waited */
-  uint32_t reserved[6];
+  uint32_t memory;     /* server, before clients hear of the plan: depths whose tiles wait for memory, a bit each */
+  uint32_t reserved[5];
 };
 
 enum aspen_instance_state {
@@ -395,7 +401,7 @@ struct aspen_instance {
   uint64_t late_ns;    /* from then on its tiles do nothing; UINT64_MAX: never */
   uint64_t expected_ns; /* claiming DSE, at any time: when it ends, by the latest simulation; 0: it has none */
   uint32_t alone;      /* claiming DSE: 1 as long as no other request has run beside it */
-  uint32_t reserved1;
+  uint32_t at_work;    /* DSEs, where `hints.counted`: + 1 when one begins to execute tiles of this request, - 1 when it ceases. Recovery: 0 */
   /* line 2: statistics. DSE of END; monotone for as long as the instance belongs to its plan */
   uint64_t queued_ns;  /* from submission, by the client's clock, to start */
   uint64_t ran_ns;     /* from start to END */
@@ -417,6 +423,25 @@ struct aspen_client {
   uint32_t data[ASPEN_CLIENT_DATA]; /* data segments by the index that submissions use */
 };
 
+/* Which tiles workers should rather leave to others while several requests run (docs/protocol/hints.md). A word for each depth of each plan: */
+#define ASPEN_HINT_DOMAINS 0xffffu   /* bit k: for workers of domain k; none: for all */
+#define ASPEN_HINT_MOST_SHIFT 16     /* so many workers of a request at a time, … */
+#define ASPEN_HINT_MOST 0xffu        /* … 0: as many as like */
+#define ASPEN_HINT_MEMORY (1u << 24) /* its tiles wait for memory: whoever executes one holds a token */
+#define ASPEN_HINT_YIELDS (1u << 25) /* tiles of other requests go first */
+struct aspen_hint_row { uint32_t word[ASPEN_DEPTHS], reserved[32 - ASPEN_DEPTHS]; };
+
+struct aspen_hints {
+  /* line 0: server. Read before every tile while several requests run */
+  uint32_t version;    /* ++ when the other table is complete: its parity says which one is in force */
+  uint32_t tokens;     /* of each memory; 0: none, everybody may have its tiles */
+  uint32_t counted;    /* a word of the table in force has a `most`: DSEs count themselves in `instance.at_work` */
+  uint32_t reserved[13];
+  uint32_t holders[ASPEN_MEMORIES]; /* DSEs, while several requests run: + 1 when one begins to execute tiles that wait for memory, - 1 when it
+                                     * ceases. Recovery: 0 */
+  struct aspen_hint_row table[2][ASPEN_MAX_PLANS]; /* server: the one that is not in force, and rows of plans that are not announced yet */
+};
+
 struct aspen_control {
   struct aspen_magic magic;
   uint64_t reserved[4];
@@ -424,6 +449,7 @@ struct aspen_control {
   struct aspen_idle idle;
   struct aspen_claim claim;
   struct aspen_turns turns;
+  struct aspen_hints hints;
   struct aspen_worker worker[ASPEN_MAX_WORKERS];
   struct aspen_row row[ASPEN_MAX_WORKERS];
   struct aspen_instance instance[ASPEN_MAX_INSTANCES];
@@ -581,6 +607,7 @@ enum aspen_error {
 _Static_assert(sizeof(struct aspen_magic) == 32, "magic");
 _Static_assert(sizeof(struct aspen_signals) == ASPEN_LINE, "signals");
 _Static_assert(sizeof(struct aspen_idle) == ASPEN_LINE, "idle");
+_Static_assert(sizeof(struct aspen_hint_row) == 2 * ASPEN_LINE && ASPEN_MEMORIES == 16, "hints");
 _Static_assert(sizeof(struct aspen_claim) == ASPEN_LINE, "claim");
 _Static_assert(sizeof(struct aspen_worker) == 4 * ASPEN_LINE, "worker");
 _Static_assert(sizeof(struct aspen_lane) == 6 * ASPEN_LINE, "lane");
@@ -606,6 +633,9 @@ ASPEN_LINE_AT(aspen_control, signals);
 ASPEN_LINE_AT(aspen_control, idle);
 ASPEN_LINE_AT(aspen_control, claim);
 ASPEN_LINE_AT(aspen_control, turns);
+ASPEN_LINE_AT(aspen_control, hints);
+ASPEN_LINE_AT(aspen_hints, holders);
+ASPEN_LINE_AT(aspen_hints, table);
 ASPEN_LINE_AT(aspen_control, worker);
 ASPEN_LINE_AT(aspen_control, row);
 ASPEN_LINE_AT(aspen_control, instance);

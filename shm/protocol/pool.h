@@ -9,6 +9,7 @@
 #ifndef ASPEN_POOL_H
 #define ASPEN_POOL_H
 #include "atomics.h"
+#include "hints.h"
 #include "layout.h"
 #include "numbers.h"
 
@@ -33,6 +34,7 @@ struct aspen_user {
   uint32_t walk;          /* items of a queue that it looks through */
   uint64_t from, before;  /* orders of the requests whose tiles it takes: all that are at least `from`, and below `before`, 0: without end
                            * (docs/protocol/pool.md, "Classes") */
+  struct aspen_advice advice; /* which of those it rather leaves to others (docs/protocol/hints.md) */
 };
 
 static inline uint32_t aspen_random(uint32_t *state) {
@@ -118,12 +120,21 @@ static inline struct aspen_lane *aspen_row_lane(struct aspen_row *row, uint64_t 
 /* Does the caller take tiles of a request of this order? */
 static inline int aspen_takes(const struct aspen_user *u, uint64_t order) { return order >= u->from && order <= u->before - 1; }
 
+/* Does it, by hints? A lane counts as its first item. Requests with a deadline are never left to others. */
+static inline int aspen_lane_advised(struct aspen_lane *lane, const struct aspen_user *u) {
+  if (!u->advice.control || aspen_order_timed(aspen_load_guarded(&lane->order))) return 1;
+  const unsigned depth = (unsigned)__builtin_ctz(aspen_load_guarded(&lane->mask));
+  return aspen_advised(&u->advice, aspen_load_guarded(&lane->queue[depth].head), depth);
+}
+
 /* The lanes of a row, a bit each, from which the caller takes something. */
 static inline uint32_t aspen_row_lanes(struct aspen_row *row, const struct aspen_user *u) {
   uint32_t busy = aspen_load_guarded(&row->busy), lanes = busy;
-  if (!u->from && !u->before) return busy;
-  for (; busy; busy &= busy - 1)
-    if (!aspen_takes(u, aspen_load_guarded(&row->lane[__builtin_ctz(busy)].order))) lanes &= ~(busy & -busy);
+  if (!u->from && !u->before && !u->advice.control) return busy;
+  for (; busy; busy &= busy - 1) {
+    struct aspen_lane *lane = &row->lane[__builtin_ctz(busy)];
+    if (!aspen_takes(u, aspen_load_guarded(&lane->order)) || !aspen_lane_advised(lane, u)) lanes &= ~(busy & -busy);
+  }
   return lanes;
 }
 

@@ -215,6 +215,7 @@ static inline void aspen_recover(struct aspen_recovery *r, int restart) {
   struct aspen_control *c = r->station.control;
   uint64_t running = 0;
   aspen_recover_pool(c);
+  aspen_recover_hints(c);
   for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {
     struct aspen_instance *i = &c->instance[id];
     uint64_t word = aspen_load_acquire(&i->word);

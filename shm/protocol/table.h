@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "doorbell.h"
+#include "hints.h"
 
 /* What is behind a stamped segment? 0: what it should be; else a number for the message: 1 no magic, 2 other layout, 3 other role, 4 other size. */
 static inline int aspen_magic_check(const struct aspen_magic *m, uint64_t bytes, uint32_t role) {
@@ -110,8 +111,11 @@ static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment,
   return id;
 }
 
-/* Before clients hear of a plan: whose it is, its share of core time times 1024, and what it expects of its tiles on one core. */
-static inline void aspen_plan_terms(struct aspen_control *c, uint32_t id, uint32_t model, uint32_t share, uint64_t core_ns) {
+/* Before clients hear of a plan: whose it is, its share of core time times 1024, what it expects of its tiles on one core, and at which
+ * depths they wait for memory, a bit each. */
+static inline void aspen_plan_terms(struct aspen_control *c, uint32_t id, uint32_t model, uint32_t share, uint64_t core_ns, uint32_t memory) {
+  c->plan[id].memory = memory;
+  aspen_hints_of_plan(c, id, memory);
   c->plan[id].model = model;
   c->plan[id].share = share;
   c->plan[id].core_ns = core_ns;

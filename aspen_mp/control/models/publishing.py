@@ -57,6 +57,7 @@ class Publisher:
             if plan_segment is None:
                 plan_segment = self._checked(model, made)
             plan.longest_ns = tile_names.longest_ns(plan_segment.fd)
+            memory, cores = tile_names.memory(plan_segment.fd)
             if made.reused >= 0:
                 child_main.clear_arena(made.reused, plan_segment)
             owner = f"model {model.id}"
@@ -75,7 +76,7 @@ class Publisher:
             weight_segments = model.weight_segments + [segment for role, segment in added if role == "weights"][::-1]
             weights = [weight_segments[i] for i in result.weights]
             number, generation = self._table.add_plan(
-                added[-1][1], weights, arenas, model=model.id, share=model.share, work_ns=result.work_ns
+                added[-1][1], weights, arenas, model=model.id, share=model.share, work_ns=result.work_ns, memory=memory
             )
         except BaseException:
             protocol.close_all([fd for _, _, fd in left])
@@ -88,6 +89,8 @@ class Publisher:
                 plan_segment.close()
         plan.answer = msgspec.structs.replace(plan.answer, plan=number, generation=generation)
         plan.segments = [added[-1][1], *arenas]
+        if memory:
+            self._table.set_tokens(cores)
         self._plans.add(plan)
         self._added(number, model.name)
         model.weight_segments = weight_segments

@@ -63,6 +63,11 @@ def longest_ns(fd: int) -> float:
     return max(costs, default=0.0)
 
 
+def memory(fd: int) -> tuple[int, int]:
+    """At which depths tiles of the plan behind `fd` wait for memory, a bit each, and how many cores that do leave others nothing."""
+    return _field(fd, "plan_header", "memory"), _field(fd, "plan_header", "memory_cores")
+
+
 def tile_estimate(fd: int, tile: int) -> tuple[str, bool, float]:
     """What the op of a tile is called, whether Python executes it, and how long the tile may well take, in seconds.
 

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FIBERS = 5, STACK = 16384, BUFFER = 48, REGIONS = 112, SETS = 3, WORDS = 64 * SETS };
+enum { FIBERS = 5, STACK = 16384, BUFFER = 52, REGIONS = 112, SETS = 3, WORDS = 64 * SETS };
 enum kind { START, LOAD, STORE, RMW, CAS, COPY, CALL, GUARDED, SPIN, WAIT, WAKE, DONE, AWAIT, DEAD }; /* numbers known to the assembly in fibers.c */
 
 /* What a fiber does when it runs next. COPY: n words of 4 bytes from a to p. CALL: function p with argument a, which touches the n words at b.

@@ -14,8 +14,8 @@
  * if they were not marked as executed, or if what they had written to cannot be trusted (`scribbles`); no tile runs after its child; and nobody touches what is
  * shared from parking to the even epoch.
  *
- * usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
- *          shares: each worker begins with its own queue share; classes: the second request has a higher class; impatient: nothing is held back for it; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
+ * usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [hints] [nonsense] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
+ *          shares: each worker begins with its own queue share; classes: the second request has a higher class; impatient: nothing is held back for it; hints: tiles wait for memory, and there is one token; nonsense: hints leave every tile to others; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
  *          lone: none comes as long as another lives; settled: it begins when the first workers are there and sleep
  *          bound=N: only schedules with at most N preemptions; whole: without reduction; mirrored: without symmetry; compare: with and without reduction
  *       exit status: 0 every state is fine, 1 a violation (its trace is printed) or something lost by the reduction, 2 too many states, 3 usage
@@ -92,6 +92,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(argv[k], "shares")) more.shares = 1;
     else if (!strcmp(argv[k], "classes")) more.classes = 1;
     else if (!strcmp(argv[k], "impatient")) more.impatient = 1;
+    else if (!strcmp(argv[k], "hints")) more.hints = 1;
+    else if (!strcmp(argv[k], "nonsense")) more.hints = 2;
     else if (!strcmp(argv[k], "scribbles")) more.scribbles = 1;
     else if (!strcmp(argv[k], "early")) more.early = 1;
     else if (!strcmp(argv[k], "lone")) more.lone = 1;
@@ -104,11 +106,11 @@ int main(int argc, char **argv) {
       known = 1;
       it = scenarios[k];
       it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early, it.lone = more.lone, it.shares = more.shares;
-      it.classes = more.classes, it.impatient = more.impatient;
+      it.classes = more.classes, it.impatient = more.impatient, it.hints = more.hints;
       memcpy(it.lives, more.lives, sizeof it.lives);
     }
   if (!known) {
-    fprintf(stderr, "usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
+    fprintf(stderr, "usage: model SCENARIO [workers=N] [shares] [classes] [impatient] [hints] [nonsense] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
     return 3;
   }
   if (it.workers < 1 + it.leaves || it.workers > MOST_WORKERS || (it.early && it.workers > 2)) return 3;

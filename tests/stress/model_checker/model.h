@@ -26,6 +26,7 @@ struct scenario {
   int shares;                       /* each takes tiles from its own queue share on; else all from the first */
   int classes;                      /* the second request has a higher class than the first, … */
   int impatient;                    /* … whose tiles nobody holds back for it; else as long as it runs: clocks stand still */
+  int hints;                        /* 1: tiles wait for memory, and there is one token; 2: hints leave every tile to others */
   int lives[MOST_WORKERS];          /* how often each worker may die */
   int scribbles;                    /* it dies of a fault: what it may write to is garbage then */
   int early;                        /* a new worker may come at any time, even while the world stands still */

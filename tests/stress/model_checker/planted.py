@@ -143,6 +143,30 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "beside classes lending workers=1",
         ),
     ],
+    "hints": [
+        (
+            "leaves to others what nobody else takes",
+            "dse.h",
+            "  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, item);\n  u->advice.control = c;",
+            "  u->advice.control = c;",
+            "beside nonsense workers=1",
+        ),
+        (
+            "sleeps with its token",
+            "dse.h",
+            "  if (aspen_running_all(running) < 2) {\n    aspen_dse_stand(d, 0, 0);\n",
+            "  if (aspen_running_all(running) < 2) {\n",
+            "beside hints workers=1",
+        ),
+        ("does not count tokens anew", "recover.h", "  aspen_recover_hints(c);\n", "", "beside hints workers=1 deaths=2"),
+        (
+            "gives back after a recovery what it held before",
+            "dse.h",
+            "  d->holds = d->s.user.advice.instance = 0; /* recovery counts anew */\n",
+            "",
+            "beside hints settled lone deaths=1,0",
+        ),
+    ],
     "deadlines": [
         (
             "begins the latest deadline first",

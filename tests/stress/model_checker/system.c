@@ -293,6 +293,8 @@ void check_rest(void) {
   CHECK(control.idle.sleepers == (uint32_t)(it.workers - left) && control.idle.spinners == 0, "the counts of idle workers are off");
   CHECK(control.claim.lock == 0 && control.claim.wanted == control.claim.done, "a claim is due and nobody makes it");
   CHECK(control.claim.running == 0, "requests count as running");
+  CHECK(control.hints.holders[0] == 0, "a token is not given back");
+  for (int k = 0; k < it.instances; k++) CHECK(control.instance[k + 1].at_work == 0, "a worker counts as one of a request's");
   uint64_t rounds = 0;
   for (int k = 0; k < it.instances; k++) {
     CHECK((uint32_t)control.instance[k + 1].word == (it.drops == PLAN ? ASPEN_INSTANCE_NONE : ASPEN_INSTANCE_FREE), "an instance is not free");
@@ -307,7 +309,10 @@ static void track_instance(int k) {
   struct aspen_instance *i = &control.instance[k + 1];
   track(&i->word, 16, "an instance's word and fault");
   track(&i->plan, offsetof(struct aspen_instance, started_ns) - offsetof(struct aspen_instance, plan), "an instance");
-  ignore(&i->started_ns, sizeof *i - offsetof(struct aspen_instance, started_ns)); /* and what is counted */
+  ignore(&i->started_ns, offsetof(struct aspen_instance, alone) - offsetof(struct aspen_instance, started_ns));
+  if (it.hints) track(&i->alone, 8, "how many work for an instance");
+  else ignore(&i->alone, 8);
+  ignore(&i->queued_ns, sizeof *i - offsetof(struct aspen_instance, queued_ns)); /* and what is counted */
   track(arena[k] + COUNTERS, 24, "counters");
   if (it.dies) track(arena[k] + EXECUTED, 24, "executed");
   else remember(arena[k] + EXECUTED, 24, "executed"); /* nobody reads it */
@@ -354,6 +359,9 @@ static void track_all(void) {
     track(&client.outlook, sizeof client.outlook, "the outlook");
   }
   for (int k = 0; k < it.instances; k++) track_instance(k);
+  if (it.hints) track(&control.hints.holders[0], 8, "tokens");
+  else ignore(&control.hints.holders[0], 8);
+  ignore(&control.hints.holders[2], sizeof control.hints.holders - 8); /* there is one memory */
   if (it.maps || it.drops == PLAN) track(&control.plan[1].state, 8, "the plan's state");
   if (it.drops == CLIENT) track(&control.client[1], 16, "the client's state");
   if (it.drops == DATA) track(&control.client[1].data[0], 8, "the client's data segments");
@@ -400,6 +408,11 @@ void set_up(void) {
   aspen_add_client(&control, s_client, &client);
   aspen_add_data(&control, 1, s_data);
   aspen_add_plan(&control, s_plan, NULL, 0, s_arena, (uint32_t)it.instances);
+  if (it.hints) {
+    control.hints.tokens = control.hints.counted = 1;
+    for (int d = 0; d < ASPEN_DEPTHS; d++)
+      control.hints.table[0][1].word[d] = it.hints == 2 ? ASPEN_HINT_YIELDS : ASPEN_HINT_MEMORY | 1u << ASPEN_HINT_MOST_SHIFT;
+  }
   if (it.maps) control.plan[1].state = ASPEN_PLAN_FREE; /* not yet announced */
   static aspen_kernel_fn kernels[ASPEN_N_KERNELS];
   kernels[ASPEN_K_BINARY] = kernel;

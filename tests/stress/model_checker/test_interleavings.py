@@ -42,7 +42,9 @@ WORDS = {
 }
 """What is changed for a word."""
 CLASSES = ["beside classes workers=1 deaths=2", "beside classes impatient workers=1 deaths=2"]
+HINTS = ["beside hints workers=1 deaths=2", "beside nonsense workers=1 deaths=2"]
 CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
+HINTS_LONG = ["beside hints settled"]
 LONGER = [
     "later",
     "sooner",
@@ -137,11 +139,11 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
         print(f"{scenario}: {done.stdout}", end="", file=sys.stderr)
         return "" if done.returncode == 0 and "exhausted: " in done.stdout else f"{scenario}: {done.stdout}{done.stderr}"
 
-    wrong = complaints(check, (LONGER + DEATHS_LONG + CLASSES_LONG if LONG else []) + DEATHS + CLASSES + SCENARIOS)
+    wrong = complaints(check, (LONGER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG if LONG else []) + DEATHS + CLASSES + HINTS + SCENARIOS)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("scenario", LONGER + CLASSES_LONG)
+@pytest.mark.parametrize("scenario", LONGER + CLASSES_LONG + HINTS_LONG)
 def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
     """Thousands of random executions, and the first states of the search: what the long tier exhausts is not left alone until then."""
     done = run(model, f"{scenario} tso 200000")

@@ -726,3 +726,9 @@ def test_victims_are_sorted_as_the_engine_does() -> None:
     machine = Machine((Core(1.0, 0, 0), Core(0.5, 1, 0), Core(1.0, 0, 1), Core(1.0, 0, 0), Core(1.0, 0, 0, 1)))
     assert machine.victims().tolist() == [[3, 1, 2, 4], [2, 3, 0, 4], [3, 0, 1, 4], [0, 1, 2, 4], [0, 1, 2, 3]]
     assert Machine.uniform(1).victims().shape == (1, 0)
+
+
+def test_cores_that_take_all_of_a_memory() -> None:
+    assert Machine((Core(),) * 2, 33.0).memory_cores(25.0) == 1
+    assert Machine((Core(node=0), Core(node=1)), 200.0).memory_cores(25.0) == 4
+    assert Machine((Core(),)).memory_cores(25.0) == 0

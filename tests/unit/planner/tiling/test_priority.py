@@ -19,7 +19,7 @@ from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.planner.simulation.simulate import of_plan, simulate
 from aspen_mp.planner.tiling.policy import choose_grids
-from aspen_mp.planner.tiling.priority import DEPTHS, critical_first, depths_and_ranks
+from aspen_mp.planner.tiling.priority import DEPTHS, critical_first, depths_and_ranks, memory_depths
 from aspen_mp.planner.tiling.search import Found
 
 
@@ -124,3 +124,10 @@ def test_chains_have_no_branches() -> None:
         return b.graph(x)
 
     assert build_plan(chain(GraphBuilder()), workers=4, planning=AUTOMATIC).metadata["search"]["order"] == "layers"
+
+
+def test_depths_wait_for_memory_that_ask_for_half_of_what_a_core_moves() -> None:
+    depth = np.array([0, 0, 1, 3, 3], np.uint8)
+    ns, nbytes = np.array([10.0, 10, 10, 10, 0]), np.array([150.0, 50, 90, 250, 0])
+    assert memory_depths(depth, ns, nbytes, 20.0) == 0b1001
+    assert memory_depths(depth, ns, np.zeros(5), 20.0) == 0
