@@ -126,6 +126,16 @@ static void spoil_all(void) {
   spoil(c->claim.waiting, sizeof c->claim.waiting);
   c->claim.running = (uint32_t)junk();
   spoil(&c->turns, sizeof c->turns);
+  spoil(c->hints.holders, sizeof c->hints.holders);
+  /* Hints survive, and any are right. */
+  for (uint32_t id = 0; id < IDS; id++) {
+    c->instance[id].at_work = (uint32_t)junk();
+    for (unsigned t = 0; t < 2 && id < ASPEN_MAX_PLANS; t++) spoil(&c->hints.table[t][id], sizeof c->hints.table[t][id]);
+  }
+  for (uint32_t r = 0; r < ROWS; r++) c->worker[r].domain = (uint32_t)junk();
+  c->hints.version++;
+  c->hints.tokens = (uint32_t)below(&random_state, 3);
+  c->hints.counted = (uint32_t)below(&random_state, 2);
   for (uint32_t id = 1; id < IDS; id++)
     if ((uint32_t)c->instance[id].word != ASPEN_INSTANCE_NONE) spoil_instance(id);
 }
