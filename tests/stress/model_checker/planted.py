@@ -117,8 +117,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "holds tiles back when nothing of a higher class runs any more",
             "dse.h",
-            "  d->s.user.before = 0;\n  if (!aspen",
-            "  if (!aspen",
+            "  d->s.user.before = 0;\n  aspen_dse_heed",
+            "  aspen_dse_heed",
             "beside classes workers=1",
         ),
         (
@@ -522,7 +522,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "  d->opaque = 0;\n  d->held.n = 0;\n",
             "diamond deaths=1,0",
         ),
-        ("goes on seeding when it has parked", "dse.h", "  d->s.seed.instance = 0;\n  d->looking", "  d->looking", "pair deaths=1,0"),
+        ("goes on seeding when it has parked", "dse.h", "  d->s.seed.instance = 0;\n  d->holds", "  d->holds", "pair deaths=1,0"),
         (
             "uncounts itself after it has parked",
             "dse.h",
