@@ -44,7 +44,7 @@ static inline struct aspen_hint_row *aspen_hints_next(struct aspen_control *c) {
 
 /* The next version is in force. `counted`: one of its words limits how many workers a request has. */
 static inline void aspen_hints_publish(struct aspen_control *c, uint32_t counted) {
-  aspen_store_relaxed(&c->hints.counted, counted);
+  aspen_stat_store(&c->hints.counted, counted);
   aspen_store_release(&c->hints.version, c->hints.version + 1);
 }
 

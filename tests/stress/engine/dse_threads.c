@@ -99,6 +99,16 @@ static void add_plan(uint32_t k, uint32_t n_arenas) {
   aspen_store_release(&generation_of[k], control.plan[k + 1].generation);
 }
 
+/* Another version of the hints: nonsense. */
+static void rehint(uint32_t *random) {
+  struct aspen_hint_row *rows = aspen_hints_next(&control);
+  for (uint32_t k = 1; k <= PLANS; k++)
+    for (unsigned d = 0; d < ASPEN_DEPTHS; d++) aspen_stat_store(&rows[k].word[d], aspen_random(random));
+  for (uint32_t row = 0; row < WORKERS; row++) aspen_stat_store(&control.worker[row].domain, 1u << below(random, 16));
+  aspen_stat_store(&control.hints.tokens, below(random, 3));
+  aspen_hints_publish(&control, below(random, 2));
+}
+
 /* One step in the life of the second plan: there, asked to go, gone, unmapped by everyone, there again. */
 static void churn(void) {
   static uint32_t step, seq;
@@ -302,6 +312,7 @@ int main(int argc, char **argv) {
     }
     usleep(1000); /* so that workers have the time to join */
     churn();
+    rehint(&random);
   }
   for (int k = 0; k < CLIENTS; k++) pthread_join(client_thread[k], NULL);
   pthread_join(canceller, NULL);
@@ -309,6 +320,7 @@ int main(int argc, char **argv) {
   aspen_wake_all(&bell);
   for (uint32_t row = 0; row < WORKERS; row++) pthread_join(worker_thread[row], NULL);
   for (uint32_t row = 0; row < WORKERS; row++) check(!control.row[row].first && !control.row[row].lock, "a row is not empty or still locked");
+  check(!control.hints.holders[0], "a token is not given back");
   uint32_t instances = 0;
   for (uint32_t k = 1; k <= PLANS; k++)
     for (uint32_t a = 0; control.plan[k].state != ASPEN_PLAN_FREE && a < control.plan[k].n_instances; a++, instances++)
