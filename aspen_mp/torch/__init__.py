@@ -137,6 +137,6 @@ def _need_torch() -> None:
         import torch  # noqa: F401
     except ImportError as missing:
         raise ImportError(
-            "this needs PyTorch. Install it: pip install 'aspen-mp[torch]', or without CUDA: "
-            "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+            "this needs PyTorch. Install it: pip install 'aspen-mp[torch]'. The build without CUDA is enough: it comes from the index that "
+            "PyTorch's own site names"
         ) from missing

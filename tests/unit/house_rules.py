@@ -45,7 +45,7 @@ NAME_BENCHMARKS: Final = {
     "aspen_mp.cli.app": "the commands of `aspen-mp bench`, when somebody asks for them",
 }
 """Modules that import a module of the benchmarks by its name, and why."""
-HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"}
+HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes", "torch"}
 MOST_FILES: Final = 20
 MOST_ENTRIES: Final = {"aspen_mp.planner": 15, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
 MOST_LINES: Final = 60

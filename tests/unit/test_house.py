@@ -125,6 +125,11 @@ def test_folders_are_not_crowded(tmp_path: Path) -> None:
     assert crowded(below(tmp_path), rules.MOST_FILES)
 
 
+def test_names_of_test_files_are_unique() -> None:
+    files = [file.name for file in (folders.ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in files if files.count(name) > 1}, "pytest imports test files by name"
+
+
 @pytest.mark.parametrize("name", rules.MOST_ENTRIES)
 def test_parts_have_few_entries(name: str) -> None:
     parent, _, last = name.rpartition(".")

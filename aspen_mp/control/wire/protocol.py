@@ -26,7 +26,7 @@ from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precis
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 9
+VERSION: Final = 10
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
