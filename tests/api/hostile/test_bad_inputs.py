@@ -37,6 +37,7 @@ import pytest
 import small_models
 from bad_models import BAD, N, constant, given, model, value
 from guests import Guest
+from slots import FIRST_SLOT, SLOT_BYTES
 
 import aspen_mp
 from aspen_mp.errors import RequestError, ResourceLimitError, UnsupportedModelError
@@ -44,8 +45,8 @@ from aspen_mp.shm.bindings import _channel
 
 X = {"x": np.ones((4, 16), np.float32)}
 WATCHDOG_S = 60.0
-CANCEL_MASK, SLOTS, SLOT_BYTES, CANCEL = 160, 192, 384, 40
-"""Where a client segment (`shm/protocol/layout.h`) has the bits of cancelled slots, its slots, and in a slot the sequence to cancel."""
+CANCEL_MASK, CANCEL = 160, 40
+"""Where a client segment (`shm/protocol/layout.h`) has the bits of cancelled slots, and a slot the sequence to cancel."""
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +227,7 @@ def test_cancelling_another_s_request(shared_runtime: aspen_mp.Runtime) -> None:
         futures = [chain.submit(x) for _ in range(8)]
         for _ in range(20):
             for slot in range(256):
-                struct.pack_into("<I", own, SLOTS + slot * SLOT_BYTES + CANCEL, slot % 8 + 1)  # the sequence that it means
+                struct.pack_into("<I", own, FIRST_SLOT + slot * SLOT_BYTES + CANCEL, slot % 8 + 1)  # the sequence that it means
                 own[CANCEL_MASK + slot // 8] = 0xFF
             channel.ring()
         assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 8

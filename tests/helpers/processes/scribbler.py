@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import folders  # noqa: F401  others are found then
 import small_models
 from guests import Guest
+from slots import FIRST_SLOT, SLOT_BYTES
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
@@ -185,10 +186,10 @@ class Scribbler:
 
     def slot_words(self) -> None:
         """Slots jump from state to state, with and without their bits."""
-        base = 192 // 4
+        base = FIRST_SLOT // 4
         for _ in range(10):
             k = int(self.rng.integers(256))
-            word = base + k * ((128 + 256) // 4)
+            word = base + k * (SLOT_BYTES // 4)
             self.own[word] = (int(self.rng.integers(1 << 29)) << 3 | int(self.rng.integers(8))) & 0xFFFFFFFF
             mask = 128 // 4 + 8 * int(self.rng.integers(2)) + k // 32
             self.own[mask] |= 1 << (k % 32)

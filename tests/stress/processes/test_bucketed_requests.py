@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bucketed_plans import bucketed, expected, feeds_of, graph_at, keys, outputs_of, places
 from harness import Client, Machine
+from slots import FIRST_SLOT, SLOT_BYTES
 from synthetic import Synthetic, random_plan
 
 from aspen_mp.planner.plan.plan import Plan
@@ -98,7 +99,7 @@ def test_other_extents_are_refused_and_cost_nobody_anything() -> None:
 
 def test_an_extent_that_changes_after_the_claim_changes_nothing() -> None:
     """The client writes another into its slot while its request runs: who executes the rest of the tiles does not look there."""
-    slot_words, extent_word = (128 + 256) // 4, 192 // 4 + 44 // 4
+    slot_words, extent_word = SLOT_BYTES // 4, FIRST_SLOT // 4 + 44 // 4
     with Machine(3) as machine:
         for row in range(2):
             machine.start(row)
