@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from aspen_mp.client.named_models import Collection
     from aspen_mp.planner.job.options import Accuracy, Objective, Planning, Precision
+
+Word = TypeVar("Word", bound=str)
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="An .onnx file, a .networks file, or zoo:NAME for a network of the built-in zoo.")
@@ -83,35 +85,30 @@ def precision(text: str | None) -> Precision | None:
     """What --precision says."""
     from aspen_mp.planner.job.options import PRECISIONS
 
-    for known in PRECISIONS:
-        if text == known:
-            return known
-    if text is not None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PRECISIONS)}", param_hint="--precision")
-    return None
+    return _one_of(text, PRECISIONS, "--precision")
 
 
 def objective(text: str | None) -> Objective | None:
     """What --objective says."""
     from aspen_mp.planner.job.options import OBJECTIVES
 
-    for known in OBJECTIVES:
-        if text == known:
-            return known
-    if text is not None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(OBJECTIVES)}", param_hint="--objective")
-    return None
+    return _one_of(text, OBJECTIVES, "--objective")
 
 
 def accuracy(text: str | None) -> Accuracy | None:
     """What --accuracy says."""
     from aspen_mp.planner.job.options import ACCURACIES
 
-    for known in ACCURACIES:
-        if text == known:
-            return known
+    return _one_of(text, ACCURACIES, "--accuracy")
+
+
+def _one_of(text: str | None, known: Sequence[Word], option: str) -> Word | None:
+    """The word that an option gives, if it gives one."""
+    for word in known:
+        if text == word:
+            return word
     if text is not None:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(ACCURACIES)}", param_hint="--accuracy")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(known)}", param_hint=option)
     return None
 
 

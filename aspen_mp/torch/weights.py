@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from aspen_mp.planner.frontends.wire import varint
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.torch.builder import ONNX_TYPES
 
@@ -80,14 +81,14 @@ def written(imported: Imported, tensors: Mapping[str, Any], places: dict[str, in
     at = len(first)
     for name, tensor in tensors.items():
         data = bytes_of(tensor)
-        dims = b"".join(map(_varint, tensor.shape))
+        dims = b"".join(map(varint, tensor.shape))
         label = name.encode()
         head = b"".join(
             [
-                *(_DIMS, _varint(len(dims)), dims),
-                *(_DATA_TYPE, _varint(ONNX_TYPES[tensor.dtype])),
-                *(_NAME, _varint(len(label)), label),
-                *(_RAW_DATA, _varint(data.nbytes)),
+                *(_DIMS, varint(len(dims)), dims),
+                *(_DATA_TYPE, varint(ONNX_TYPES[tensor.dtype])),
+                *(_NAME, varint(len(label)), label),
+                *(_RAW_DATA, varint(data.nbytes)),
             ]
         )
         start = _start(head, data.nbytes, at)
@@ -100,9 +101,9 @@ def written(imported: Imported, tensors: Mapping[str, Any], places: dict[str, in
 def _start(head: bytes, nbytes: int, at: int) -> bytes:
     """All of a constant's piece before its data, which then begin at a multiple of `_ALIGN` bytes where the piece begins at `at`."""
     for fill in range(2 * _ALIGN):
-        full = (_DOC + _varint(fill) + b" " * fill if fill else b"") + head
-        inner = _INITIALIZER + _varint(len(full) + nbytes) + full
-        start = _GRAPH + _varint(len(inner) + nbytes) + inner
+        full = (_DOC + varint(fill) + b" " * fill if fill else b"") + head
+        inner = _INITIALIZER + varint(len(full) + nbytes) + full
+        start = _GRAPH + varint(len(inner) + nbytes) + inner
         if (at + len(start)) % _ALIGN == 0:
             return start
     return start
@@ -120,12 +121,3 @@ def _write(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -61,7 +61,8 @@ def reference(index: int) -> bytes:
     return entries + b"\x70\x01"  # data_location (14) = EXTERNAL
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number from 0 on, as protobuf writes it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -71,7 +72,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH) + _varint(len(content)) + content
+    return varint(number << 3 | _LENGTH) + varint(len(content)) + content
 
 
 class _Walker:
@@ -137,7 +138,7 @@ class _Walker:
                     self.spans.append((at, length))
                 elif number in embedded:
                     inner, size = self.rewrite(at, stop, embedded[number], depth + 1)
-                    head = _varint(key) + _varint(size)
+                    head = varint(key) + varint(size)
                     replacement = [head, *inner]
                     size += len(head)
             if replacement is not None:

@@ -116,7 +116,7 @@ def chain_of(n: int) -> bytes:
     """A model of n nodes, written by hand: building it through protobuf would take longer than refusing it."""
     one = N("Relu", ["x"], ["x"]).SerializeToString()
     graph = (b"\x0a" + bytes([len(one)]) + one) * n
-    return b"\x08\x08\x3a" + wire._varint(len(graph)) + graph + b"\x42\x02\x10\x11"
+    return b"\x08\x08\x3a" + wire.varint(len(graph)) + graph + b"\x42\x02\x10\x11"
 
 
 def renamed(proto: onnx.ModelProto, old: bytes) -> bytes:
