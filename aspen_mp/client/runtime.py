@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.client import arguments, link
+from aspen_mp.client import arguments, link, openmp
 from aspen_mp.client.link import CONNECT_S, Link
 from aspen_mp.client.reconnect import WAIT_S, Reconnects
 from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
@@ -672,7 +672,8 @@ def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
     try:
         ours, theirs = socket.socketpair()
         try:
-            pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
+            with openmp.unbound():
+                pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
         except BaseException:
             ours.close()
             raise
