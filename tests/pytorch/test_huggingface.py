@@ -1,10 +1,13 @@
-"""`optimize` with models of the transformers package: encoders, decoders and both, and `generate` with caches of either kind."""
+"""`optimize` with models of the transformers package: encoders, decoders and both, `generate` with caches of either kind, and what is built
+around them: pipelines and sentence-transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'aspen-mp[torch]'")
@@ -12,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="the tests of transfor
 
 import aspen_mp  # noqa: E402
 
+TEXTS = ["the cat sat on the mat", "a big red dog ran in the house", "dog"]
 TOKENS = 18
 MOST_PLANS = 6
 """Of one graph, for caches that grow by `TOKENS` tokens: one for each range of lengths."""
@@ -54,6 +58,19 @@ def t5() -> Any:
     ).eval()
 
 
+def tokenizer() -> Any:
+    """One that knows the words of `TEXTS`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    words = [*special.values(), *sorted({word for text in TEXTS for word in text.split()})]
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [(token, words.index(token)) for token in ("[CLS]", "[SEP]")]
+    found.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=found, model_max_length=128, **special)
+
+
 def test_an_encoder_at_any_batch_and_length(runtime: Any) -> None:
     module = bert()
     texts = [torch.randint(0, 90, shape) for shape in [(2, 8), (3, 13), (4, 30), (2, 17), (5, 21)]]
@@ -85,3 +102,28 @@ def test_generate_gives_the_same_tokens(make: Any, cache: str | None, runtime: A
     assert models
     for model in models:
         assert len(model["plans"]) <= MOST_PLANS
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_pipeline_of_features(batch: int, runtime: Any) -> None:
+    module = bert()
+    features = transformers.pipeline("feature-extraction", model=module, tokenizer=tokenizer(), device="cpu")
+    want = features(TEXTS, batch_size=batch)
+    aspen_mp.optimize(module, runtime=runtime)
+    for got, expected in zip(features(TEXTS, batch_size=batch), want, strict=True):
+        torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["all of it", "the transformer"])
+def test_sentence_transformers(part: str, runtime: Any, tmp_path: Path) -> None:
+    package = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: pip install aspen-mp[nets]")
+    models = pytest.importorskip("sentence_transformers.models")
+    module = bert()
+    module.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    parts = [models.Transformer(str(tmp_path)), models.Pooling(module.config.hidden_size)]
+    encoder = package.SentenceTransformer(modules=parts, device="cpu")
+    want = encoder.encode(TEXTS)
+    aspen_mp.optimize(encoder if part == "all of it" else encoder[0].auto_model, runtime=runtime)
+    np.testing.assert_allclose(encoder.encode(TEXTS), want, rtol=1e-4, atol=1e-5)
+    assert runtime.status()["models"], "the runtime has run it"

@@ -309,6 +309,19 @@ def test_int8_dynamic_quantised() -> None:
             same(ours(x), module(x), 2e-2)
 
 
+@pytest.mark.parametrize("config", ["Int8DynamicActivationInt8WeightConfig", "Int8WeightOnlyConfig"])
+def test_torchao_quantised(config: str) -> None:
+    torchao = pytest.importorskip("torchao.quantization", reason="needs torchao: pip install aspen-mp[nets]")
+    module = perceptron(64)
+    torchao.quantize_(module, getattr(torchao, config)())
+    before, ours = loaded(), compiled(module)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(5, 8)
+            same(ours(x), module(x), 2e-2)
+    assert loaded() > before, "it runs in the runtime"
+
+
 # ---- inputs and outputs
 
 VIEWS: dict[str, Callable[[], Any]] = {
