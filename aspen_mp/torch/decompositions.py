@@ -135,6 +135,22 @@ def table() -> dict[Any, Callable[..., Any]]:
         for operator, function in core_aten_decompositions().items()
         if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
     }
+    for name in kept:
+        if "upsample" in name:
+            packet = getattr(torch.ops.aten, name)
+            found[packet.vec] = _by_size(packet.default)
     found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder_layers.encoder_layer
     found[torch.ops.aten._native_multi_head_attention.default] = encoder_layers.multi_head_attention
     return found
+
+
+def _by_size(operator: Any) -> Callable[..., Any]:
+    """The overload of a resizing operator that takes sizes or scales, as the one that takes sizes. `torch.export` leaves it whole."""
+    from torch._decomp.decompositions import upsample_compute_output_size
+
+    def resized(x: torch.Tensor, output_size: Any, *corners_scales: Any) -> torch.Tensor:
+        *corners, scales = corners_scales
+        size = upsample_compute_output_size(x.size(), output_size, scales)
+        return operator(x, size, *corners, *(scales or [None] * len(size)))  # type: ignore[no-any-return]
+
+    return resized

@@ -175,3 +175,27 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 or more"):
         compile_ahead(Odd().eval(), x, path, dynamic={"x": {0: "rows"}})
     assert not list(tmp_path.iterdir())
+
+
+RESIZED: dict[str, dict[str, Any]] = {
+    "nearest by size": {"size": (9, 5)},
+    "nearest by scale": {"scale_factor": 2},
+    "exact": {"scale_factor": (1.5, 2.0), "mode": "nearest-exact"},
+    "bilinear by size": {"size": (3, 11), "mode": "bilinear"},
+    "corners": {"size": (7, 4), "mode": "bilinear", "align_corners": True},
+    "bilinear by scale": {"scale_factor": 2.5, "mode": "bilinear"},
+    "scale computed again": {"scale_factor": 1.7, "mode": "bilinear", "recompute_scale_factor": True},
+    "bicubic": {"scale_factor": (0.5, 2.5), "mode": "bicubic"},
+}
+
+
+@pytest.mark.parametrize("how", RESIZED)
+def test_resizing(how: str, runtime: Any, tmp_path: Path) -> None:
+    class Resize(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return nn.functional.interpolate(x, **RESIZED[how]).relu()
+
+    torch.manual_seed(3)
+    x = torch.randn(2, 3, 6, 8)
+    compile_ahead(Resize().eval(), (x,), tmp_path / "resize.onnx")
+    torch.testing.assert_close(load_ahead(tmp_path / "resize.onnx", runtime=runtime)(x), Resize()(x), rtol=1e-4, atol=1e-5)
