@@ -1,5 +1,8 @@
-"""Undoes for a runtime what an OpenMP library of this process did to the calling thread: with ``OMP_PROC_BIND`` the library binds the thread
-that loads it to one CPU, and a process that such a thread starts would inherit that CPU as the only one."""
+"""Undoes for a runtime what an OpenMP library of this process did to the calling thread.
+
+With ``OMP_PROC_BIND`` the library binds the thread that loads it to one CPU. A process that such a thread starts would inherit that CPU as
+the only one.
+"""
 
 from __future__ import annotations
 

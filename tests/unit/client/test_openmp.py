@@ -30,7 +30,8 @@ print(json.dumps([sorted(before), sorted(within), sorted(os.sched_getaffinity(0)
 def cpus(binds: dict[str, str], *arguments: str) -> list[list[int]]:
     """The CPUs of the thread before, within and after `unbound`, in a process with `binds` in its environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
-    done = subprocess.run([sys.executable, "-c", CHILD, *arguments], env={**environment, **binds}, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", CHILD, *arguments]
+    done = subprocess.run(command, env={**environment, **binds}, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
