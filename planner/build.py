@@ -207,6 +207,9 @@ class _Writer:
         costs = self._costs()
         works = self._works(costs.ns)
         ops, params = self._ops(works)
+        base = self.tile_graph.base
+        for k, grid in enumerate(self.grids):
+            ops["cold_bytes"][k] = costs.bytes[base[k] : base[k + 1]].sum() / max(grid.n, 1)
         edges = self.edges
         counts = np.diff(edges.parent_begin)
         plan = Plan(

@@ -138,12 +138,12 @@ class Plan:
     costs: Costs | None = None
 
     def tile_costs(self) -> Costs:
-        """As the cost model sees the tiles where the plan has just been made (`costs`); a plan from a file has averages over its ops,
-        and no bytes."""
+        """As the cost model sees the tiles where the plan has just been made (`costs`); a plan from a file or a segment has averages
+        over its ops, and no flow."""
         if self.costs is not None:
             return self.costs
-        none = np.zeros(self.n_tiles)
-        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none, Made.none)
+        ns, moved = (self.ops[name][self.tiles["op"]].astype(np.float64) for name in ("cost_ns", "cold_bytes"))
+        return Costs(ns, moved, 0.0, Flow.none, Made.none)
 
     def predicted_anew(self) -> Plan:
         """Return the same plan with what it is expected to take (`costs`, `OpInfo.predicted_ms`) by the rates in use now; a plan from a

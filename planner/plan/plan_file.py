@@ -90,6 +90,46 @@ def load(data: bytes | bytearray | memoryview, weights: Mapping[str, Write] | No
     return _plan(header, segment, np.frombuffer(bytes(body[n_segment:]), "<i8").reshape(-1, 3).copy(), weights)
 
 
+def in_segment(segment: bytes | memoryview) -> Plan:
+    """Return the tile graph of a checked plan segment, with what its tiles take on average: to be scheduled, not to be run.
+
+    Names of ops come with it. Inputs, outputs, operands and weights do not.
+    """
+    raw = bytes(segment)
+    h = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    u32 = np.dtype("<u4")
+
+    def array(name: str, dtype: np.dtype[Any], count: int) -> Any:
+        return np.frombuffer(raw, dtype, int(count), int(h[name]))
+
+    ops, blobs = array("ops", OP, h["n_ops"]), int(h["blobs"])
+    places = zip((blobs + ops["name"].astype(np.int64)).tolist(), ops["name_bytes"].tolist(), strict=True)
+    named = [raw[at : at + nbytes].decode("utf-8", "replace") for at, nbytes in places]
+    none = np.zeros(0, np.uint32)
+    return Plan(
+        name="",
+        ops=ops,
+        operands=np.zeros(0, OPERAND),
+        params=np.zeros(0, np.int64),
+        tiles=array("tiles", TILE, h["n_tiles"]),
+        children=array("children", u32, h["n_children"]),
+        parent_counts=array("parent_counts", u32, h["n_tiles"]),
+        parent_begin=none,
+        parents=none,
+        initial=array("initial", u32, h["n_initial"]),
+        consts=b"",
+        blobs=b"",
+        activation_bytes=0,
+        request_bytes=int(h["request_bytes"]),
+        scratch_bytes=int(h["scratch_bytes"]),
+        inputs=[],
+        outputs=[],
+        info=[OpInfo(name, "", "", 0, (), 0.0, 0.0, 0.0) for name in named],
+        memory=int(h["memory"]),
+        memory_cores=int(h["memory_cores"]),
+    )
+
+
 def _tensor_row(t: TensorInfo) -> list[Any]:
     return [t.name, t.dtype, list(t.shape), t.offset, t.nbytes]
 

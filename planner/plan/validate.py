@@ -260,7 +260,7 @@ def _check_ops(s: _Segment) -> None:
             refuse(f"ops[{k}].{what}", f"{o[what][k]} + {o[f'{what}_bytes'][k]}", f"there are {h['blobs_bytes']} bytes")
     if (k := _first((o["kernel"] == OPAQUE_CODE) != (o["blob_bytes"] > 0))) is not None:
         refuse(f"ops[{k}].blob_bytes", o["blob_bytes"][k], "OPAQUE ops, and only they, have a sub-graph")
-    for what in ("cost_ns", "flops"):
+    for what in ("cost_ns", "flops", "cold_bytes"):
         if (k := _first(~((o[what] >= 0) & (o[what] < np.inf)))) is not None:
             refuse(f"ops[{k}].{what}", o[what][k], "finite and not negative")
     s.op_kernel += [kernel.name for kernel in kernels]

@@ -97,7 +97,8 @@ enum aspen_role {
   F(uint32_t, layer, 1)          /* number in topological order */                                                                 \
   F(float, cost_ns, 1)           /* estimate for one tile */                                                                       \
   F(float, flops, 1)             /* of the whole op */                                                                             \
-  F(uint32_t, reserved, 4)
+  F(float, cold_bytes, 1)        /* planner: what one tile moves to and from memory behind the caches, for schedules */            \
+  F(uint32_t, reserved, 3)
 
 #define ASPEN_OPERAND_FIELDS(F)                                                                                                    \
   F(uint8_t, space, 1) F(uint8_t, dtype, 1) F(uint8_t, rank, 1) F(uint8_t, flags, 1) F(uint32_t, reserved, 1)                      \
@@ -133,6 +134,7 @@ enum aspen_slope_table { ASPEN_SLOPE_TABLES(X) };
 #define ASPEN_FIELD_1(type, name, count) type name ASPEN_ARRAY_##count;
 #define ASPEN_ARRAY_1
 #define ASPEN_ARRAY_2 [2]
+#define ASPEN_ARRAY_3 [3]
 #define ASPEN_ARRAY_4 [4]
 #define ASPEN_ARRAY_6 [6]
 #define ASPEN_ARRAY_8 [8]
