@@ -257,8 +257,39 @@ class Scheduler(Document):
     queue_depth: int
 
 
+class Schedule(Document):
+    """Networks that run together (`Runtime.workload`), and the schedule that workers follow.
+
+    `numbers`: of the workloads; `models`: their numbers. `phase`: "alone", "waiting" (for requests of each), "naive" (no schedule is
+    followed), "trial" (one is followed every other window), "solved" (one is followed) or "reverted" (one did harm). `version`: of the
+    hints in force. `times`: how often each model runs in a round. `origin`: "search", or the naive schedule that nothing has beaten. `value`,
+    `bound`, `naive`: of the objective, ms or 1/s, as predicted; `proven`: no schedule is better; `found_s`: after what time it was found.
+    `predicted_ms`, `measured_ms`, `without_ms`: of a round, by the schedule and without it. `ratio`: the time by it through the time
+    without it, the median of `pairs` of windows.
+    """
+
+    numbers: list[int]
+    models: list[int]
+    objective: str
+    phase: str
+    version: int
+    times: list[int]
+    origin: str | None
+    value: float | None
+    bound: float | None
+    naive: float | None
+    proven: bool
+    found_s: float | None
+    predicted_ms: float | None
+    measured_ms: float | None
+    without_ms: float | None
+    ratio: float | None
+    pairs: int
+    why: str
+
+
 class Status(Document):
-    """`aspen-mp status`, and `Runtime.status`. `requests` by model, `memory` by role of segments."""
+    """`aspen-mp status`, and `Runtime.status`. `requests` by model, `memory` by role of segments. `schedule`: of workloads that run."""
 
     runtime: About
     machine: Cores
@@ -270,6 +301,7 @@ class Status(Document):
     memory: dict[str, Segments]
     events: list[Event]
     scheduler: Scheduler
+    schedule: Schedule | None
 
 
 # ---- aspen-mp top

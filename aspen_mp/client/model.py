@@ -146,6 +146,11 @@ class Model:
         self._parked = set()
 
     @property
+    def number(self) -> int:
+        """What the runtime calls the model: `id` in `Runtime.status`."""
+        return self._id
+
+    @property
     def in_flight(self) -> int:
         """How many requests of this process are in the runtime, with somebody waiting for their results."""
         with self._counting:

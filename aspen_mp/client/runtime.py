@@ -308,12 +308,13 @@ class Runtime:
 
     # ---- workers
 
-    def workload(self, *, objective: Objective = "latency") -> Workload:
+    def workload(self, *, objective: Objective = "latency", schedule: bool = True) -> Workload:
         """Describe networks that run together: periodic sources, and networks behind or beside others.
 
         Args:
             objective: "latency": a source sends a request when the one before has ended. "throughput": it sends the next one before,
                 which fills cores that the first one leaves idle and takes longer.
+            schedule: Whether the runtime looks for a schedule of all workloads that run, and keeps one that does no harm.
 
         Returns:
             An empty workload.
@@ -323,7 +324,7 @@ class Runtime:
         """
         from aspen_mp.client.workload import Workload
 
-        return Workload(self.load, objective)
+        return Workload(self.load, objective, self._link.session if schedule else None)
 
     def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
         """Let workers join while requests run.

@@ -164,6 +164,15 @@ class Session:
         done, _ = self.control.call(lambda number: protocol.Resize(number, add, remove, total, cores), protocol.Done)
         return done.value
 
+    def run_together(self, models: list[int], objective: Objective) -> int:
+        """A number to end it by."""
+        done, _ = self.control.call(lambda number: protocol.RunTogether(number, models, objective), protocol.Done)
+        return done.value
+
+    def run_apart(self, number: int) -> None:
+        """The models of this `run_together` run together no longer."""
+        self.control.call(lambda request: protocol.RunApart(request, number), protocol.Done)
+
     def status(self) -> dict[str, Any]:
         reply, _ = self.control.call(protocol.Status, protocol.StatusReply)
         status: dict[str, Any] = json.loads(reply.json)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -18,13 +19,14 @@ import numpy as np
 
 from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
-from aspen_mp.shm.errors import DeadlineMissed, RequestError
+from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestError, RuntimeLost
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx
 
     from aspen_mp.client.model import Model
+    from aspen_mp.client.session import Session
 
 Results = Mapping[str, "npt.NDArray[Any]"]
 Feeds = Callable[[], Mapping[str, Any]] | Iterable[Mapping[str, Any]]
@@ -63,6 +65,7 @@ class _Pipeline:
         self.model: Model | None = None
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
+        self.runs = False
         self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0, "missed": 0}
         self.latencies: deque[float] = deque(maxlen=_KEPT)
         self.lock = threading.Lock()
@@ -107,9 +110,12 @@ class Workload:
     for more of another than it reads. Each pipeline has a thread, which takes inputs, sends requests and hands out results.
     """
 
-    def __init__(self, load: Callable[..., Model], objective: Objective) -> None:
-        """`load`: that of the runtime."""
+    def __init__(self, load: Callable[..., Model], objective: Objective, session: Callable[[], Session] | None = None) -> None:
+        """`load`: that of the runtime; `session`: leads to it. None: the workload follows no schedule."""
         self._load = load
+        self._session = session
+        self._scheduled: tuple[Session, int] | None = None
+        self._asking = threading.Lock()
         self._objective = arguments.one_of("objective", objective, OBJECTIVES)
         self._networks: dict[str, Network] = {}
         self._pipelines: dict[str, _Pipeline] = {}
@@ -244,10 +250,38 @@ class Workload:
         self.load()
         self._started = True
         for pipeline in self._pipelines.values():
+            pipeline.runs = pipeline.feeds is not None
+        self._ask_for_schedule()
+        for pipeline in self._pipelines.values():
             if pipeline.feeds is not None:
                 name = f"aspen-mp {pipeline.source.name}"
                 pipeline.thread = threading.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
                 pipeline.thread.start()
+
+    def _ask_for_schedule(self) -> None:
+        """The planner process looks for a schedule of the pipelines that run, and workers follow it, until others do."""
+        if self._session is None:
+            return
+        with self._asking, suppress(AspenError):  # it runs without one
+            before, self._scheduled = self._scheduled, None
+            if before is not None and not before[0].lost:
+                before[0].run_apart(before[1])
+            running = [] if self._stopping.is_set() else [pipeline for pipeline in self._pipelines.values() if pipeline.runs]
+            models = [pipeline.model.number for pipeline in running if pipeline.model is not None]
+            if models:
+                session = self._session()
+                self._scheduled = session, session.run_together(models, self._objective)
+
+    def _schedule(self) -> dict[str, Any] | None:
+        """What the runtime says of the schedule; None where there is none."""
+        scheduled = self._scheduled
+        if scheduled is None or scheduled[0].lost:
+            return None
+        session, number = scheduled
+        with suppress(RuntimeLost):
+            found: dict[str, Any] | None = session.status()["schedule"]
+            return found if found is not None and number in found["numbers"] else None
+        return None
 
     def run(self, source: Network, feeds: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Run a pipeline once.
@@ -297,9 +331,11 @@ class Workload:
         Returns:
             For each: `networks`, `every_ms`, `requests` and `results` so far, `skipped` (times at which the request before was still
             running), `late` (results that came after the next period had begun), `missed` (requests dropped because of their deadline),
-            `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest latencies, from when the request was due), `error`.
+            `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest latencies, from when the request was due), `error`, and
+            `schedule`: as in `Runtime.status`, the same for all, or None where the workload is not running or asks for no schedule.
         """
-        return [pipeline.description() for pipeline in self._pipelines.values()]
+        schedule = self._schedule()
+        return [{**pipeline.description(), "schedule": schedule} for pipeline in self._pipelines.values()]
 
     def stop(self) -> None:
         """End all pipelines, once their requests in flight have ended, and unload their models.
@@ -312,6 +348,7 @@ class Workload:
             return
         for thread in threads:
             thread.join()
+        self._ask_for_schedule()
         for pipeline in self._pipelines.values():
             if pipeline.model is not None:
                 pipeline.model.unload()
@@ -348,6 +385,9 @@ class Workload:
             pipeline.error = error
             for _, future in waiting:
                 future.cancel()
+        pipeline.runs = False
+        if not self._stopping.is_set():
+            self._ask_for_schedule()  # of those that go on
 
     def _take(self, pipeline: _Pipeline, due: float, future: Any) -> None:
         try:

@@ -30,10 +30,12 @@ from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_states import Asker
 from aspen_mp.control.models.request_counts import RequestTotals
+from aspen_mp.control.models.schedules import Schedules, View
 from aspen_mp.control.planning import local_rates
 from aspen_mp.control.planning.plan_cache import Cache
 from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.planning.preload import Preload
+from aspen_mp.control.planning.schedule_child import Core, ScheduleChild
 from aspen_mp.control.pool import placement
 from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.pool.core_speeds import CoreSpeeds, alike
@@ -207,6 +209,15 @@ class Server:
         resources = Resources(self._loop, self._table, self._segments, self._reserver, self._event_log)
         self._models = ModelStore(resources, setup, self._collect, self._traces.plan_added, config.plans_bytes)
         self._requests = RequestTotals(self._models.names)
+        view = View(
+            live=self._models.live,
+            counts=self._table.model_counts,
+            cores=self._cores_of_rows,
+            publish=self._table.set_hints,
+            name=lambda model: self._models.names().get(model, ""),
+        )
+        child = lambda *what: ScheduleChild(self._loop, *what)  # noqa: E731
+        self._schedules = Schedules(view, self._event_log, time.monotonic, self._loop.later, child, config.cache)
         self._memory = ClientMemory(
             *(self._table, self._segments, self._reserver, self._releaser, self._pool.publish, self._collect, self._guarded),
             present=lambda client: self._clients.get(client.connection) is client,
@@ -234,6 +245,16 @@ class Server:
             grace_s=self._config.cancel_grace_s,
         )
         self._slow_tiles = 0
+
+    def _cores_of_rows(self) -> dict[int, Core]:
+        """The core of each worker that runs, by its row."""
+        known = self._machine.by_cpu
+        found = {}
+        for worker in self._table.workers():
+            core = known.get(worker["cpu"])
+            if core is not None and worker["state"] == "running":
+                found[worker["row"]] = Core(core.speed, core.rank, core.l3, core.node)
+        return found
 
     @staticmethod
     def _choose(config: Config, taken: list[int]) -> list[int]:
@@ -277,6 +298,7 @@ class Server:
         self._pool.kill_all()
         self._spawner.close()
         self._leases.close()
+        self._schedules.close()
         self._models.close()
         self._reserver.close()
         self._traces.close()
@@ -413,6 +435,7 @@ class Server:
         if client is not None:
             self._requests.close(client.tally)
             self._table.drop_client(client.number)
+            self._schedules.client_gone(client.number)
             self._models.client_gone(client.number)
             self._traces.client_gone(client.number)
             self._collect()
@@ -493,6 +516,8 @@ class Server:
             case protocol.Resize():
                 self._resize(message)
                 send(protocol.Done(message.id, len(self._pool)))
+            case protocol.RunTogether() | protocol.RunApart():
+                self._dispatch_schedule(client, message)
             case protocol.Status():
                 send(protocol.StatusReply(message.id, json.dumps(self.status()).encode()))
             case protocol.TraceBegin() | protocol.TraceEnd() | protocol.TracePlan() | protocol.TraceDrop():
@@ -530,6 +555,15 @@ class Server:
             case protocol.TraceDrop():
                 self._traces.drop(client.number)
                 send(protocol.Done(message.id))
+
+    def _dispatch_schedule(self, client: Client, message: protocol.RunTogether | protocol.RunApart) -> None:
+        number = 0
+        if isinstance(message, protocol.RunApart):
+            self._schedules.end(client.number, message.number)
+        else:
+            self._models.check_loaded(message.models, client.number)
+            number = self._schedules.begin(client.number, message.models, message.objective)
+        client.connection.send(protocol.Done(message.id, number))
 
     def _asker(self, client: Client, request: int) -> Asker:
         connection = client.connection
@@ -657,6 +691,7 @@ class Server:
             "memory": self._describe_memory(),
             "events": self._event_log.latest(),
             "scheduler": scheduler,
+            "schedule": self._schedules.describe(),
         }
 
     def _describe_runtime(self) -> dict[str, Any]:

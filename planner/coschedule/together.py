@@ -44,8 +44,8 @@ class Together:
     naive: dict[str, Schedule]
 
 
-def together(runs: Sequence[Run], machine: Machine, rates: Rates, objective: Objective, deadline: float) -> Together:
-    """Plan networks that run together on a machine, until `time.monotonic` says `deadline`. `rates`: those of one of its cores.
+def join(runs: Sequence[Run], machine: Machine, rates: Rates) -> tuple[Problem, tuple[Profile, ...]]:
+    """Return planned networks that run together on a machine as a problem, and the profile of each run. `rates`: those of one of its cores.
 
     ValueError: there are more runs than a search takes, or they wait for each other in a circle.
     """
@@ -60,7 +60,15 @@ def together(runs: Sequence[Run], machine: Machine, rates: Rates, objective: Obj
     workload = Workload(
         tuple(Entry(each.network, run.times, run.every_ns, run.after, run.in_order) for each, run in zip(profiles, runs, strict=True))
     )
-    problem = Problem(domains, sets, units.memories(machine, domains, rates), workload.jobs())
+    return Problem(domains, sets, units.memories(machine, domains, rates), workload.jobs()), profiles
+
+
+def together(runs: Sequence[Run], machine: Machine, rates: Rates, objective: Objective, deadline: float) -> Together:
+    """Plan networks that run together on a machine, until `time.monotonic` says `deadline`. `rates`: those of one of its cores.
+
+    ValueError: as of `join`.
+    """
+    problem, profiles = join(runs, machine, rates)
     search = Search(problem, objective)
     incumbent = search.run(deadline)
     schedule = evaluate(problem, Placed(incumbent.schedule.steps))

@@ -29,6 +29,13 @@ def domains(machine: Machine) -> tuple[tuple[Domain, ...], tuple[tuple[Core, ...
     return found, tuple(tuple(cores[key]) for key in keys)
 
 
+def domain_of(machine: Machine) -> list[int]:
+    """Return the number of each core's domain, in the order of the machine's cores."""
+    keys = [(core.node, core.class_, core.cache) for core in machine.cores]
+    order = sorted(set(keys))
+    return [order.index(key) for key in keys]
+
+
 def core_sets(found: tuple[Domain, ...], jobs: int) -> tuple[CoreSet, ...]:
     """All cores, an equal share of all for 2 … `jobs` jobs, and of each domain all, a half, three and one quarter, as far as there is
     room for so many."""

@@ -124,7 +124,7 @@ def in_segment(segment: bytes | memoryview) -> Plan:
         scratch_bytes=int(h["scratch_bytes"]),
         inputs=[],
         outputs=[],
-        info=[OpInfo(name, "", "", 0, (), 0.0, 0.0, 0.0) for name in named],
+        info=[OpInfo(name, "", "", 0, (), 0.0, 0.0, 0.0, False) for name in named],
         memory=int(h["memory"]),
         memory_cores=int(h["memory_cores"]),
     )

@@ -6,7 +6,7 @@ A model that several clients load with the same options from an unchanged file i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from aspen_mp.control.models.plan_requests import PlanRequests
 from aspen_mp.control.models.plan_states import MODEL_TABLE, Asker, Event, Machine, Model, ModelState, Plan, not_loaded, report
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
+from aspen_mp.control.models.schedules import Live, live_plan
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.options import Options, instances_for
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
@@ -154,6 +155,20 @@ class ModelStore(Machine):
                 f"model {number} is no longer loaded. Keep the model in the process that pickled it until the other process has used it"
             )
         self.step(model, Event.ASKED, asker)
+
+    def check_loaded(self, numbers: Sequence[int], client: int) -> None:
+        """RequestError unless the client has these models loaded."""
+        for number in numbers:
+            if number not in self._models or client not in self._models[number].users:
+                raise not_loaded(number)
+
+    def live(self, number: int) -> list[Live]:
+        """A model's plans that requests run on."""
+        model = self._models.get(number)
+        plans = [] if model is None else [plan for plan in model.live.values() if plan.segments]
+        return [
+            live_plan(plan.answer.plan, self._segments[plan.segments[0]].fd, self._table.plan(plan.answer.plan)["served"]) for plan in plans
+        ]
 
     def lend(self, number: int, client: int) -> int:
         """A descriptor of the file in memory that a model was loaded from, for reading. Only of one that nobody can change any more:

@@ -26,7 +26,7 @@ from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precis
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 10
+VERSION: Final = 11
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -172,6 +172,21 @@ class Resize(Message):
     remove: Count = 0
     total: Annotated[int, msgspec.Meta(ge=AUTOMATIC, le=256)] = -1
     cores: Annotated[list[int], msgspec.Meta(max_length=256)] = []
+
+
+class RunTogether(Message):
+    """These models of the client run together from now on, and may be scheduled together; answered by `Done`, with a number."""
+
+    id: Count
+    models: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=64)]
+    objective: Objective = "latency"
+
+
+class RunApart(Message):
+    """The models of this `RunTogether` do no longer; answered by `Done`."""
+
+    id: Count
+    number: Count
 
 
 class Status(Message):
@@ -379,6 +394,8 @@ ToServer = (
     | DropData
     | Explain
     | Resize
+    | RunTogether
+    | RunApart
     | Status
     | TraceBegin
     | TraceEnd

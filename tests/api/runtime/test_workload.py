@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import process_tools
 import pytest
 import small_models
 from onnx import TensorProto, helper, numpy_helper
@@ -211,3 +212,46 @@ def test_what_cannot_be_meant_is_refused(shared_runtime: aspen_mp.Runtime) -> No
     workload.add(model, name="d", after=a, inputs={"x": "a.nothing"})
     with pytest.raises(ModelInvalidError, match=r"'a\.nothing', which is no"):
         workload.load()
+
+
+def test_a_started_workload_is_scheduled() -> None:
+    """From no schedule to one that is tried; what it says goes when the workload ends."""
+    seen: set[str] = set()
+    tried, enough = threading.Event(), threading.Event()
+    with aspen_mp.Runtime(workers=2) as runtime:
+
+        def look() -> None:
+            if not tried.is_set():
+                schedule = runtime.status()["schedule"]
+                seen.add(schedule["phase"])
+                if schedule["pairs"]:
+                    tried.set()
+
+        with runtime.workload() as workload:
+            workload.add(small_models.mlp(), name="one", feeds=lambda: {"x": X}, share=2.0)
+            workload.add(small_models.mlp(), name="other", feeds=lambda: None if enough.is_set() else {"x": X}, on_result=lambda _: look())
+            workload.start()
+            assert tried.wait(120), runtime.status()["schedule"]
+            one, other = workload.status()
+            schedule = one["schedule"]
+            assert schedule == other["schedule"]
+            assert schedule["version"] >= 1
+            assert schedule["predicted_ms"] > 0
+            assert schedule["naive"] >= schedule["value"] >= schedule["bound"] > 0
+            assert len(schedule["models"]) == len(schedule["times"]) == 2
+            assert schedule["measured_ms"] is not None
+            enough.set()
+            process_tools.wait_until(lambda: runtime.status()["schedule"]["phase"] == "alone", "the other one to be alone")
+        assert {"waiting", "trial"} <= seen
+        assert runtime.status()["schedule"] is None
+        assert workload.status()[0]["schedule"] is None
+
+
+def test_a_workload_may_do_without_a_schedule(shared_runtime: aspen_mp.Runtime) -> None:
+    came = threading.Event()
+    with shared_runtime.workload(schedule=False) as workload:
+        workload.add(small_models.mlp(), name="endless", feeds=lambda: {"x": X}, on_result=lambda _: came.set())
+        workload.start()
+        assert came.wait(60)
+        assert workload.status()[0]["schedule"] is None
+        assert shared_runtime.status()["schedule"] is None
