@@ -262,8 +262,9 @@ class Schedule(Document):
 
     `numbers`: of the workloads; `models`: their numbers. `phase`: "alone", "waiting" (for requests of each), "naive" (no schedule is
     followed), "trial" (one is followed every other window), "solved" (one is followed) or "reverted" (one did harm). `version`: of the
-    hints in force. `times`: how often each model runs in a round. `origin`: "search", or the naive schedule that nothing has beaten. `value`,
-    `bound`, `naive`: of the objective, ms or 1/s, as predicted; `proven`: no schedule is better; `found_s`: after what time it was found.
+    hints in force. `times`: how often each model runs in a round. `origin`: "search", or the naive schedule that nothing has beaten.
+    `value`, `bound`, `naive`: of the objective, ms or 1/s, as predicted; `proven`: no schedule is better; `found_s`: after what time it was
+    found.
     `predicted_ms`, `measured_ms`, `without_ms`: of a round, by the schedule and without it. `ratio`: the time by it through the time
     without it, the median of `pairs` of windows.
     """

@@ -116,7 +116,8 @@ class Workload:
         self._session = session
         self._scheduled: tuple[Session, int] | None = None
         self._asking = threading.Lock()
-        self._objective = arguments.one_of("objective", objective, OBJECTIVES)
+        arguments.one_of("objective", objective, OBJECTIVES)
+        self._objective: Objective = objective
         self._networks: dict[str, Network] = {}
         self._pipelines: dict[str, _Pipeline] = {}
         self._folder: str | None = None

@@ -46,12 +46,12 @@ def _schedule(rounds: int, seconds: float, runs: int = 1) -> Schedule:
     return Schedule(rounds=rounds, spare=rounds, seconds=seconds, runs=runs)
 
 
-def _engines(text: str | None) -> tuple[list[str], list[str]]:
+def _engines(text: str | None, scheduled: bool = False) -> tuple[list[str], list[str]]:
     """Those to measure, and those that are not installed."""
     from aspen_mp.bench.coexecution import crew
 
     try:
-        return crew.wanted(text.split(",") if text else None)
+        return crew.wanted(text.split(",") if text else None, scheduled)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--engines") from None
 
@@ -236,13 +236,14 @@ def dynamic(
 ) -> None:
     """Measure latencies while networks come and go, beside other runtimes.
 
-    Each network at work has a client that runs one request after the other. Exit status 1 if an engine failed.
+    Each network at work has a client that runs one request after the other. The engine aspen-mp-scheduled follows schedules of the networks
+    at work. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.coexecution import dynamic as bench
 
     (cpus,) = options.core_sets(None, cores)
     stages = [options.cases(phase.split("+")) for phase in phases or bench.PHASES]
-    chosen, absent = _engines(engines)
+    chosen, absent = _engines(engines, scheduled=True)
     with run.saying() as say:
         result = bench.measure(stages, chosen, cpus, _schedule(rounds, seconds), say)
     result.absent = absent

@@ -41,15 +41,23 @@ class Terms:
 
 
 Call = Callable[[int, Terms], Outcome]
+Presence = Callable[[int, bool], None]
+"""A client of a network, by its number, comes or goes."""
+
+
+def _unheeded(network: int, there: bool) -> None:
+    """Who comes and goes is of no interest to most engines."""
 
 
 @dataclass(slots=True)
 class Crew:
-    """Networks that are loaded. `call`: one request to a network, by its number."""
+    """Networks that are loaded. `call`: one request to a network, by its number. `presence`: is told when a client of a network comes and
+    goes."""
 
     call: Call
     settings: str
     close: Callable[[], None] = lambda: None
+    presence: Presence = _unheeded
 
 
 def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4, replan: bool = False) -> Crew:
@@ -59,6 +67,26 @@ def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4
         models = _models(stack, networks, cores, instances, replan)
         settings = f"one runtime, a worker a core, {instances} instances of each network"
         return Crew(_caller(models), settings + ", plans are made again" * replan, stack.pop_all().close)
+
+
+def load_aspen_scheduled(networks: Sequence[Network], cores: list[int]) -> Crew:
+    """As `load_aspen`, with a schedule of the networks that have clients, as those of started workloads have."""
+    with ExitStack() as stack:
+        models = _models(stack, networks, cores, 4)
+        session = models[0][0]._link.session
+        together: dict[int, list[int]] = {}
+        lock = threading.Lock()
+
+        def presence(network: int, there: bool) -> None:
+            with lock:
+                numbers = together.setdefault(network, [])
+                if there:
+                    numbers.append(session().run_together([models[network][0].number], "latency"))
+                else:
+                    session().run_apart(numbers.pop())
+
+        settings = "one runtime, a worker a core, 4 instances of each network, which are scheduled as workloads are"
+        return Crew(_caller(models), settings, stack.pop_all().close, presence)
 
 
 def load_aspen_apart(networks: Sequence[Network], cores: list[int], instances: int = 1) -> Crew:
@@ -170,6 +198,7 @@ class CrewEngine:
 
 CREWS = {
     "aspen-mp": CrewEngine("aspen-mp", load_aspen, {}),
+    "aspen-mp-scheduled": CrewEngine("aspen-mp", load_aspen_scheduled, {}),
     "aspen-mp-apart": CrewEngine("aspen-mp", load_aspen_apart, {}),
     "onnxruntime": CrewEngine("onnxruntime", load_onnxruntime, {}),
     "onnxruntime-quiet": CrewEngine("onnxruntime", load_onnxruntime, {"spinning": False}),
@@ -192,9 +221,10 @@ def load(engine: str, networks: Sequence[Network], cores: list[int], options: Ma
     return crew
 
 
-def wanted(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Engines to measure, ours first, and those that are not installed. ValueError for names that nobody has."""
-    known = ["aspen-mp", *PEERS]
+def wanted(names: Sequence[str] | None, scheduled: bool = False) -> tuple[list[str], list[str]]:
+    """Engines to measure, ours first, and those that are not installed. `scheduled`: ours with schedules is one of them. ValueError for
+    names that nobody has."""
+    known = ["aspen-mp", *(["aspen-mp-scheduled"] if scheduled else []), *PEERS]
     chosen = list(names or known)
     unknown = [name for name in chosen if name not in known]
     if unknown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aspen_mp.bench.peers.rounds import OURS
 
 _SHADES = {
+    "aspen-mp-scheduled": "tab:purple",
     "onnxruntime": "tab:orange",
     "onnxruntime-quiet": "peru",
     "onnxruntime-shared": "gold",

@@ -79,7 +79,7 @@ def child(told: Start, requests: IO[str], replies: IO[str]) -> None:
         reply(settings=members.settings)
         for line in requests:
             order = msgspec.convert(json.loads(line)["order"], Order)
-            reply(runs=msgspec.to_builtins(traffic.play(members.call, order)))
+            reply(runs=msgspec.to_builtins(traffic.play(members.call, order, members.presence)))
     except Exception as error:
         reply(error=f"{type(error).__name__}: {error}")
     finally:

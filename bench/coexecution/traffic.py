@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from aspen_mp.bench.coexecution.crew import Call, Outcome, Terms
+from aspen_mp.bench.coexecution.crew import Call, Outcome, Presence, Terms
 
 LEAD_S = 0.003
 """All threads of an act are there before it begins."""
@@ -71,19 +71,19 @@ Act = list[Answer]
 Run = list[Act]
 
 
-def play(call: Call, order: Order) -> list[Run]:
-    """Carry out an order."""
+def play(call: Call, order: Order, presence: Presence = lambda network, there: None) -> list[Run]:
+    """Carry out an order. `presence`: told when a client of a network comes and goes."""
     if order.warm:
-        _once(call, order)
+        _once(call, order, presence)
     runs: list[Run] = []
     end = time.perf_counter() + order.seconds
     while len(runs) < order.runs or time.perf_counter() < end:
-        runs.append(_once(call, order))
+        runs.append(_once(call, order, presence))
     return runs
 
 
-def _once(call: Call, order: Order) -> Run:
-    return [_act(call, sources) for sources in order.acts]
+def _once(call: Call, order: Order, presence: Presence) -> Run:
+    return [_act(call, sources, presence) for sources in order.acts]
 
 
 def makespan_ms(run: Run) -> float:
@@ -94,7 +94,8 @@ def makespan_ms(run: Run) -> float:
 class _Stage:
     """An act under way: what its threads share."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, presence: Presence) -> None:
+        self.presence = presence
         self.answers: list[Answer] = []
         self.failed: list[BaseException] = []
         self._call = call
@@ -124,8 +125,8 @@ class _Stage:
             self.failed.append(error)
 
 
-def _act(call: Call, sources: Sequence[Source]) -> Act:
-    stage = _Stage(call)
+def _act(call: Call, sources: Sequence[Source], presence: Presence) -> Act:
+    stage = _Stage(call, presence)
     threads = []
     for number, source in enumerate(sources):
         body = _looping(stage, number, source) if isinstance(source, Loop) else _arriving(stage, number, source)
@@ -146,10 +147,14 @@ def _looping(stage: _Stage, number: int, source: Loop) -> Callable[[], None]:
 
     def body() -> None:
         stage.wait(source.begin_s)
-        while not stage.failed and (source.count is None or next(turns) < source.count):
-            if source.end_s is not None and stage.now() >= source.end_s:
-                return
-            stage.ask(number, source.network, terms)
+        stage.presence(source.network, True)
+        try:
+            while not stage.failed and (source.count is None or next(turns) < source.count):
+                if source.end_s is not None and stage.now() >= source.end_s:
+                    return
+                stage.ask(number, source.network, terms)
+        finally:
+            stage.presence(source.network, False)
 
     return body
 

@@ -79,8 +79,10 @@ def test_deadlines(tmp_path: Path) -> None:
 
 
 def test_dynamic(tmp_path: Path) -> None:
-    found = recorded(tmp_path, "dynamic", A, f"{A}+{B}", B, "--seconds", "0.3", *ENGINES)
+    engines = ("--engines", "aspen-mp,aspen-mp-scheduled,onnxruntime-quiet")
+    found = recorded(tmp_path, "dynamic", A, f"{A}+{B}", B, "--seconds", "0.3", *engines)
     assert found.phases == [[A], [A, B], [B]]
+    assert [course.label for course in found.courses] == engines[1].split(",")
     for course in found.courses:
         assert [(line.phase, line.network) for line in course.lines] == [(0, A), (1, A), (1, B), (2, B)]
         assert all(line.latency.number and line.times_s for line in course.lines)
