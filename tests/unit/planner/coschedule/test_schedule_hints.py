@@ -8,11 +8,17 @@ from graphs_by_hand import GraphBuilder
 from small_graphs import residual_block
 
 from aspen_mp.planner.build import build_plan
+from aspen_mp.planner.coschedule import units
+from aspen_mp.planner.coschedule.anytime import improve
 from aspen_mp.planner.coschedule.contention import Contention
 from aspen_mp.planner.coschedule.evaluate import Placed, Step, evaluate
 from aspen_mp.planner.coschedule.hints import DEPTHS, NONE, Hint, depth_hints, group_hints
 from aspen_mp.planner.coschedule.problem import Job, Network, Problem
 from aspen_mp.planner.coschedule.profile import layer_groups
+from aspen_mp.planner.coschedule.together import Run
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.cost.rates import BUILT_IN
+from aspen_mp.planner.plan import plan_file
 
 ALL, PAIR, FAST, ONE, SLOW = range(5)
 """Core sets of two fast and two slow cores: 2P+2E, 1P+1E, 2P, 1P, 2E."""
@@ -64,3 +70,28 @@ def test_depths_have_the_hints_of_their_groups() -> None:
     named = [hint for hint in found if hint != NONE]
     assert {hint.domains for hint in named} <= {hint.domains for hint in given}
     assert named == sorted(named), "groups follow each other as depths do"
+
+
+def test_a_plan_segment_is_scheduled_as_its_plan_is() -> None:
+    """What a planner process knows of a plan is its segment: averages of tiles, and nothing of what they read of each other."""
+    plan = build_plan(residual_block(GraphBuilder(0)), workers=2)
+    read = plan_file.in_segment(plan.segment())
+    assert [(group.first, group.last) for group in layer_groups(read, 1)] == [(0, len(plan.ops) - 3)]
+    costs, found = plan.tile_costs(), read.tile_costs()
+    assert np.array_equal(read.tiles, plan.tiles)
+    of_op = plan.tiles["op"]
+    for whole, average in ((costs.ns, found.ns), (costs.bytes, found.bytes)):
+        assert np.allclose(np.bincount(of_op, whole), np.bincount(of_op, average), rtol=1e-4)
+    assert [info.name.rpartition(" (")[0] for info in read.info[:-2]] == [info.name for info in plan.info]
+
+
+def test_improve_yields_better_and_better_schedules() -> None:
+    plan = plan_file.in_segment(build_plan(residual_block(GraphBuilder(0)), workers=4).segment())
+    machine = Machine.parse("2P+2E")
+    steps = list(improve([Run("a", plan, 2), Run("b", plan)], machine, BUILT_IN, "latency"))
+    values = [step.incumbent.value for step in steps]
+    assert values == sorted(values, reverse=True)
+    assert len(set(values)) == len(values) >= 1
+    assert all(step.naive >= step.incumbent.value >= step.incumbent.bound > 0 for step in steps)
+    assert all([len(hints) for hints in step.hints] == [DEPTHS, DEPTHS] for step in steps)
+    assert units.domain_of(machine) == [0, 0, 1, 1]
