@@ -308,13 +308,14 @@ class Runtime:
 
     # ---- workers
 
-    def workload(self, *, objective: Objective = "latency", schedule: bool = True) -> Workload:
+    def workload(self, *, objective: Objective = "latency", schedule: bool = False) -> Workload:
         """Describe networks that run together: periodic sources, and networks behind or beside others.
 
         Args:
             objective: "latency": a source sends a request when the one before has ended. "throughput": it sends the next one before,
                 which fills cores that the first one leaves idle and takes longer.
-            schedule: Whether the runtime looks for a schedule of all workloads that run, and keeps one that does no harm.
+            schedule: Whether the runtime looks for a schedule of all such workloads that run, follows it, and reverts one that does harm.
+                A short network may take longer by it, so that the longest one takes less.
 
         Returns:
             An empty workload.

@@ -70,7 +70,7 @@ def load_aspen(networks: Sequence[Network], cores: list[int], instances: int = 4
 
 
 def load_aspen_scheduled(networks: Sequence[Network], cores: list[int]) -> Crew:
-    """As `load_aspen`, with a schedule of the networks that have clients, as those of started workloads have."""
+    """As `load_aspen`, with a schedule of the networks that have clients, as workloads ask for one."""
     with ExitStack() as stack:
         models = _models(stack, networks, cores, 4)
         session = models[0][0]._link.session

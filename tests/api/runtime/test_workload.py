@@ -227,7 +227,7 @@ def test_a_started_workload_is_scheduled() -> None:
                 if schedule["pairs"]:
                     tried.set()
 
-        with runtime.workload() as workload:
+        with runtime.workload(schedule=True) as workload:
             workload.add(small_models.mlp(), name="one", feeds=lambda: {"x": X}, share=2.0)
             workload.add(small_models.mlp(), name="other", feeds=lambda: None if enough.is_set() else {"x": X}, on_result=lambda _: look())
             workload.start()
@@ -247,9 +247,9 @@ def test_a_started_workload_is_scheduled() -> None:
         assert workload.status()[0]["schedule"] is None
 
 
-def test_a_workload_may_do_without_a_schedule(shared_runtime: aspen_mp.Runtime) -> None:
+def test_a_workload_has_no_schedule_unless_it_asks(shared_runtime: aspen_mp.Runtime) -> None:
     came = threading.Event()
-    with shared_runtime.workload(schedule=False) as workload:
+    with shared_runtime.workload() as workload:
         workload.add(small_models.mlp(), name="endless", feeds=lambda: {"x": X}, on_result=lambda _: came.set())
         workload.start()
         assert came.wait(60)

@@ -16,8 +16,8 @@ import aspen_mp
 from aspen_mp.client.workload import Results
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
-WORKLOADS = 40 if LONG else 4
-SEEN = 400
+WORKLOADS = 40 if LONG else 3
+SEEN = 400 if LONG else 100
 """Results of a workload before it is stopped."""
 
 
@@ -55,7 +55,7 @@ def test_workloads_come_and_go_while_processes_are_killed() -> None:
         right = chain(runtime).run(feeds())["y"].tobytes()
         for number in range(WORKLOADS):
             seen = Seen(right)
-            with runtime.workload(objective=draw.choice(["latency", "throughput"])) as workload:
+            with runtime.workload(objective=draw.choice(["latency", "throughput"]), schedule=True) as workload:
                 for k in range(2):
                     workload.add(small_models.conv_chain(24, 64, 64), name=f"n{k}", feeds=feeds, share=1.0 + k, on_result=seen.take)
                 workload.start()
