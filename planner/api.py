@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -28,8 +29,11 @@ from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
 
-__all__ = ["Binding", "NoBucket", "OnnxModel", "Options", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
+__all__ = ["Binding", "Demand", "NoBucket", "OnnxModel", "Options", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
 __all__ += ["inspect", "load", "lowered", "plan_bucket", "plan_stage"]
+
+Demand = Literal["none", "even", "busy"]
+"""What a plan for a shape bucket has to be: see `plan_bucket`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,11 @@ def plan_bucket(
     options: Options | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
-    even: bool = False,
+    demand: Demand = "none",
 ) -> StageResult:
     """Plans a model of one stage for a shape bucket. `bindings`: of its inputs where it is longest. `derived`: as of `plan_stage`.
-    `even`: only if hardly anything has the length in it where it is shortest, and not much more memory is needed where it is longest.
+    `demand`: what else the plan has to be, or there is none: "even", with hardly anything that has the length in it where it is shortest;
+    and not much more memory where it is longest; "busy", with tiles for all workers where it is shortest, and little memory.
 
     Raises NoBucket where there is no such plan, and what `plan_stage` raises.
     """
@@ -137,25 +142,28 @@ def plan_bucket(
     stages_at: dict[int, stages.StageGraph] = {}
     graphs: dict[int, Graph] = {}
     bucketed: BucketedGraph | None = None
+    sevens: list[bool] = []
     for extent in bucket.extents():
         bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in bindings.items()}
-        stage = stages.derive(opened, [bound], options.capacities, derived)
+        stage = stages.derive(opened, [bound], options.capacities, derived, lookups=False)
         if stage.kind != "static" or stage.more or stage.needs:
             raise NoBucket("shapes depend on values", elsewhere=False)
         stages_at[extent] = stage
-        graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options)
+        graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options, sevens=sevens)
         storage = assign_storage(graphs[extent])
         bucketed = bucketed or BucketedGraph(bucket, storage)
         try:
             bucketed.add(extent, storage)
         except NoBucket as reason:
             raise NoBucket(str(reason), elsewhere=reason.elsewhere and extent != bucket.most - 1) from None
-        if even and extent == bucket.least:
+        if demand == "even" and extent == bucket.least:
             bucketed.mostly_the_same()
     assert bucketed is not None
     bucketed.compare()
     graph, stage = graphs[bucket.most], stages_at[bucket.most]
     plan = _built(graph, workers, machine, options, bucketed)
+    if demand == "busy":
+        bucketed.keeps_busy(plan, workers)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, bucketed=bucketed)
 
 
@@ -173,8 +181,16 @@ def _built(graph: Graph, workers: int, machine: Machine | None, options: Options
         ) from error
 
 
-def lowered(graph: Graph, model: OnnxModel, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:
-    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs."""
+def lowered(
+    graph: Graph,
+    model: OnnxModel,
+    names: list[str],
+    options: Options,
+    report: Callable[[Node, str], None] | None = None,
+    sevens: list[bool] | None = None,
+) -> Graph:
+    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `sevens`: for a shape bucket, the products that
+    Strassen's algorithm computes where it is longest; an empty list for that graph itself, which fills it."""
     half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
@@ -191,7 +207,9 @@ def lowered(graph: Graph, model: OnnxModel, names: list[str], options: Options, 
         bf16.use_pairs(kernels)
         verify.check(kernels, "products of pairs", kernel_level=True)
     if options.fuse and options.winograd and options.strassen and budget.allows_sevens:
-        strassen.use_seven_products(kernels, options.strassen)
+        found = strassen.use_seven_products(kernels, options.strassen, sevens)
+        if sevens is not None and not sevens:
+            sevens.extend(found)
         verify.check(kernels, "Strassen's products", kernel_level=True)
     weight_prefetch.stream_weights(kernels)
     return kernels

@@ -124,12 +124,16 @@ class Derived:
 
 
 def derive(
-    model: OnnxModel, bindings: Sequence[Mapping[str, Binding]], capacities: Mapping[str, int] | None = None, derived: Derived | None = None
+    model: OnnxModel,
+    bindings: Sequence[Mapping[str, Binding]],
+    capacities: Mapping[str, int] | None = None,
+    derived: Derived | None = None,
+    lookups: bool = True,
 ) -> StageGraph:
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
-    derived again. RequestError: a binding does not fit the model.
+    derived again. `lookups`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
     """
     derived = Derived() if derived is None else derived
     if model.spelt is not None and _of_strings(model, bindings[0]):
@@ -139,6 +143,7 @@ def derive(
     found = derived.find(key[:-1])
     if found is None:
         done, state = 1, derived.begin(model, capacities or {}, bindings[0])
+        state.binder.lookups = lookups
         state.bind_inputs(bindings[0])
         stage = state.next()
     else:

@@ -13,6 +13,7 @@ class BucketPolicy:
     Which lengths go together:
     `least_extent`: the shortest length; an axis of one element may be broadcast, which is another plan. `most_extent`: the longest.
     `short_extent`: below, buckets are wider, because little is computed there.
+    `broad_factor`: broad buckets, which are tried first, end before twice `short_extent`, then before so many times as much each.
     `wide_factors`: how many times as large as the one before a wide bucket is, the largest first, …
     `wide_bytes`: … whose longest request has at most so many bytes of inputs more than its shortest: memory for them is always kept.
     `halvings`: how often a bucket without a plan is halved: constants may be folded, or algorithms be others, from some length on.
@@ -27,6 +28,9 @@ class BucketPolicy:
     What a plan for a bucket may cost:
     `most_table_bytes`: integers that are written down for every length, such as places of tokens.
     `moved_share`: of the time at the shortest length, what may be taken by ops that take longer at the longest, in a wide bucket.
+    `idle_share`: of the time that all cores are kept busy at the shortest length, how much more a broad bucket's plan may take because its
+    operators have fewer tiles there than there are cores.
+    `broad_bytes`: what a broad bucket's plan may take for activations, inputs and outputs of a request.
     `more_bytes`: what a wide bucket's plan may take more at the longest length than at the shortest.
 
     What is made before it is asked for:
@@ -38,6 +42,7 @@ class BucketPolicy:
     least_extent: int = 2
     most_extent: int = 1 << 24
     short_extent: int = 16
+    broad_factor: int = 16
     wide_factors: tuple[int, ...] = (64, 8, 4, 2)
     wide_bytes: int = 48 << 20
     halvings: int = 3
@@ -48,6 +53,8 @@ class BucketPolicy:
     worth_lengths: int = 16
     most_table_bytes: int = 1 << 20
     moved_share: float = 0.5
+    idle_share: float = 0.25
+    broad_bytes: int = 256 << 20
     more_bytes: int = 128 << 20
     told_every: int = 8
     tries_ahead: int = 3

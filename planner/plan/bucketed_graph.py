@@ -28,6 +28,8 @@ from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Buffer, Ref, Storage, item_bytes
 from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import params, seen
+from aspen_mp.planner.plan.extents import at
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
 from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
 
@@ -127,6 +129,17 @@ class BucketedGraph:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
         _mostly_the_same(self._most, self.storages[self.bucket.least])
 
+    def keeps_busy(self, plan: Plan, workers: int) -> None:
+        """Raises NoBucket where the plan leaves cores without tiles at the shortest extent, or takes much memory."""
+        if plan.activation_bytes + plan.request_bytes > POLICY.broad_bytes:
+            raise NoBucket(f"takes {plan.activation_bytes + plan.request_bytes} bytes")
+        tiles = at(plan, self.bucket.least)[2]
+        there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))
+        ns = np.array([tile_cost.whole_ns(node) for node in self.storages[self.bucket.least].steps])
+        cores = np.clip(there[plan.ops["n_outputs"] > 0], 1, workers)
+        if (ns / cores).sum() > (1 + POLICY.idle_share) * ns.sum() / workers:
+            raise NoBucket(f"of {workers} cores some have no tiles at the shortest length")
+
     def compare(self) -> None:
         """Raises NoBucket where numbers or constants do not follow from the extent."""
         for buffer in self._most.constants:
@@ -224,10 +237,11 @@ class BucketedGraph:
         """Adds what tiles wait for at other extents to the graph of `most`.
 
         What a tile reads of another node's tiles is a range of them along each axis, whose ends go one way as the extent grows: what holds
-        at the ends of the range (and between them, to be sure) holds throughout.
+        at the ends of the range (and between them, to be sure) holds throughout. Only where rows of several batches have become one axis
+        does the place within a batch go back and forth: who reads such rows waits for all tiles of a node that is cut there.
         """
         most = EdgeBuilder(self.storages[self.bucket.most]).cells(grids)
-        missing: set[tuple[int, int]] = set()
+        missing = self._back_and_forth(most, grids)
         for extent in {self.bucket.least, (self.bucket.least + self.bucket.most) // 2} - {self.bucket.most}:
             there = EdgeBuilder(self.storages[extent]).cells(self.grids(extent, grids))
             for k, (large, small) in enumerate(zip(most, there, strict=True)):
@@ -238,6 +252,15 @@ class BucketedGraph:
                 tiles = np.arange(graph.base[k], graph.base[k + 1])
                 joins = np.full(len(tiles), join)
                 graph.add(tiles if into else joins, joins if into else tiles)
+
+
+    def _back_and_forth(self, most: Sequence[Sequence[Cells]], grids: Sequence[Grid]) -> set[tuple[int, int]]:
+        """Pairs of a step that is cut along the length and one that reads it by an axis that grows by more than one with the extent."""
+        shorter = self.storages[max(self.bucket.most - 1, self.bucket.least)].steps
+        grows = [[a - b for a, b in zip(x.output.shape, y.output.shape, strict=True)] for x, y in zip(self._most.steps, shorter, strict=True)]
+        merged = [max(steps, default=0) > 1 for steps in grows]
+        cut = [any(step == 1 and len(cuts) > 2 for step, cuts in zip(steps, g.cuts, strict=False)) for steps, g in zip(grows, grids, strict=True)]
+        return {(cells.step, k) for k, rows in enumerate(most) if merged[k] for cells in rows if cut[cells.step] and not merged[cells.step]}
 
 
 def _uncovered(large: Sequence[Cells], small: Sequence[Cells], tiles: int) -> set[int]:

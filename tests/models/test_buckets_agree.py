@@ -299,7 +299,7 @@ def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: in
     bucket = ShapeBucket(128, 1023, {"x": (0, 0), "cache": (0, 1)})
     assert api.plan_bucket(model, bound, bucket, workers=2).plan is not None
     if one_for_all:
-        assert api.plan_bucket(model, bound, bucket, workers=2, even=True).plan is not None
+        assert api.plan_bucket(model, bound, bucket, workers=2, demand="even").plan is not None
     else:
         with pytest.raises(NoBucket):
-            api.plan_bucket(model, bound, bucket, workers=2, even=True)
+            api.plan_bucket(model, bound, bucket, workers=2, demand="even")

@@ -68,7 +68,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither), left?
  *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
  *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
- *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
+ *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, least rows of the output for which
+ *        left is used, 1 reserved
  * QNBITGEMM  as GEMM, bit by bit, with B of 4, 8 or 16 bits. Of 4 or 8 a weight is (q - z) * s, rounded once; s and z belong to a column and a block of terms.
  *        in: A, B (u8 [ceil(N/32), bytes of a panel], contiguous, at a multiple of 4 bytes: nbits.h), bias?, residual?, scale?, shift?, left? (16 bits alone) as GEMM.
  *        params: f64 alpha, ACT(3), residual_last, bits, terms of a block (whole words of 32 bits, or all K), zeros (1: each column of a block

@@ -64,9 +64,9 @@ class PlanBuilder(Machine):
         return cache_reader.find(self._cache, model.digest, model.options.key, job)
 
     def kept_bucket(self, model: Model, job: PlanStage, bucket: WantedBucket) -> Entry | None:
-        """The same for a job that is to be for a range from now on: the larger one, if there is any."""
+        """The same for a job that is to be for a range from now on: the largest one that there is."""
         entry = None
-        for job.bucket in (bucket.widest, bucket.narrow):
+        for job.bucket in bucket.choices:
             entry = entry or self.kept(model, job)
         job.bucket = bucket
         return entry

@@ -15,7 +15,7 @@ from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.plan_states import Asker, Event, Model, Plan, not_loaded
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
-from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
+from aspen_mp.control.planning.shape_buckets import Axes, ServedBucket, WantedBucket, symbols_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
@@ -31,7 +31,7 @@ class PlanRequests(PlanBuilder):
         asker.asked = message
         own, by_shape = _key(message), _by_shape(message)
         if by_shape:
-            model.buckets.learn(message.stages[0])
+            model.buckets.learn(message.stages[0], _symbols(model, message.stages[0]))
         plan = model.live.get(own)
         if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
             plan = model.live.get(found)
@@ -216,6 +216,12 @@ def _hurried(model: Model, message: protocol.MakePlan) -> bool:
     how = model.options.planning
     others = bool(model.begun) or any(plan.answer.plan for plan in model.live.values()) or _any_size(model)
     return others and not message.ahead and how.search == "quick" and how.tiles is None
+
+
+def _symbols(model: Model, binds: Sequence[protocol.Bind]) -> list[Axes]:
+    """The axes that the model has one name for, of inputs as a request gives them."""
+    shapes = {info.name: info.shape for info in model.loaded.inputs} if model.loaded is not None else {}
+    return symbols_of([shapes.get(bind.name) for bind in binds])
 
 
 def _any_size(model: Model) -> bool:

@@ -344,16 +344,16 @@ def _of_bucket(
     from aspen_mp.planner import api
 
     per = {name: tuple(map(int, row)) for name, row in zip(bindings, bucket.axes, strict=True)}
-    parts = [*([] if bucket.wide is None else [bucket.wide]), *shape_buckets.halves(bucket.least, bucket.most, bucket.extent)]
-    for least, most in parts:
+    larger = [(ends.least, ends.most) for ends in bucket.choices[:-1]]
+    for least, most in [*larger, *shape_buckets.halves(bucket.least, bucket.most, bucket.extent)]:
         wanted = api.ShapeBucket(least, most, per)
         longest = {
             name: replace(bound, shape=wanted.shape(name, bound.shape or (), bucket.extent, most)) for name, bound in bindings.items()
         }
-        even = (least, most) == bucket.wide
+        demand: api.Demand = "even" if (least, most) == bucket.wide else "busy" if (least, most) == bucket.broad else "none"
         try:
             found = api.plan_bucket(
-                model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, even=even
+                model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, demand=demand
             )
             return found, False
         except api.NoBucket as reason:
@@ -369,7 +369,7 @@ def _made_bucket(result: api.StageResult, bucket: WantedBucket | None) -> Wanted
     if bucket is None or result.bucketed is None:
         return None
     found = result.bucketed.bucket
-    return bucket.widest if (found.least, found.most) == bucket.wide else bucket.narrow
+    return next((choice for choice in bucket.choices if (choice.least, choice.most) == (found.least, found.most)), bucket.choices[-1])
 
 
 def _served(bucketed: BucketedGraph) -> shape_buckets.ServedBucket:

@@ -29,22 +29,25 @@ Axes = tuple[tuple[bool, ...], ...]
 class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
     """A bucket to make a plan for: its extents, the extent of the request that asks, and which axes of which inputs the length is in.
 
-    `wide`: a larger bucket, for a model whose time goes into what does not have the length: a decoder's step, whose products do not."""
+    `wide`: a larger bucket, for a model whose time goes into what does not have the length: a decoder's step, whose products do not.
+    `broad`: one for models whose plan for its longest extent suits its shortest, too."""
 
     least: int
     most: int
     extent: int
     axes: Axes
     wide: tuple[int, int] | None = None
+    broad: tuple[int, int] | None = None
+
+    @property
+    def choices(self) -> list[WantedBucket]:
+        """The same for each of these buckets alone, in the order in which they are tried."""
+        found = dict.fromkeys([self.wide, self.broad, (self.least, self.most)])
+        return [WantedBucket(*ends, self.extent, self.axes) for ends in found if ends is not None]
 
     @property
     def widest(self) -> WantedBucket:
-        """The same for the larger bucket alone, if there is one."""
-        return self if self.wide is None else WantedBucket(*self.wide, self.extent, self.axes)
-
-    @property
-    def narrow(self) -> WantedBucket:
-        return WantedBucket(self.least, self.most, self.extent, self.axes)
+        return self.choices[0]
 
     def at(self, binds: Sequence[Bind], extent: int) -> list[Bind]:
         """The shapes of a request with this extent, given those of the one that asks."""
@@ -74,6 +77,16 @@ def narrow_bucket(extent: int) -> tuple[int, int] | None:
         return (POLICY.least_extent, short // 2 - 1) if extent < short // 2 else (short // 2, short - 1)
     middle = power + power // 2
     return (power, middle - 1) if extent < middle else (middle, 2 * power - 1)
+
+
+def broad_bucket(extent: int) -> tuple[int, int] | None:
+    """Return as `narrow_bucket` the bucket of a partition with few ends; it consists of narrow ones."""
+    if not POLICY.least_extent <= extent <= POLICY.most_extent:
+        return None
+    least, most = POLICY.least_extent, 2 * POLICY.short_extent - 1
+    while extent > most:
+        least, most = most + 1, POLICY.broad_factor * (most + 1) - 1
+    return least, most
 
 
 def wide_bucket(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int] | None:
@@ -112,6 +125,21 @@ def extent_of(binds: Sequence[Bind], axes: Axes) -> int:
     return min(dim for bind, row in zip(binds, axes, strict=True) for dim, long in zip(bind.shape, row, strict=True) if long)
 
 
+def symbols_of(shapes: Sequence[Sequence[int | str] | None]) -> list[Axes]:
+    """Return the axes of each name that a model's inputs, of these shapes, have for dimensions."""
+    names = dict.fromkeys(dim for shape in shapes for dim in shape or () if isinstance(dim, str) and dim)
+    return [tuple(tuple(dim == name for dim in shape or ()) for shape in shapes) for name in names]
+
+
+def _changed(one: Sequence[Bind], two: Sequence[Bind], axes: Axes) -> bool:
+    """Whether two requests differ in these axes, in all by the same number."""
+    if not _fits(one, axes):
+        return False
+    rows = zip(one, two, axes, strict=True)
+    steps = {b - a for x, y, row in rows for a, b, long in zip(x.shape, y.shape, row, strict=True) if long}
+    return len(steps) == 1 and steps != {0}
+
+
 def family(binds: Sequence[Bind], axes: Axes, extent: int) -> bytes:
     """Return what requests have in common that differ by the extent alone."""
     rows = [
@@ -136,26 +164,32 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
 @dataclass(slots=True)
 class Buckets:
     """The buckets of a model: `plans` by what their requests have in common (`family`), each (least, most, key of the plan); the buckets
-    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), and those that have none (`hopeless`); `shapes` that
-    were asked for, and the axes of the `lengths` that they differ by."""
+    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that have
+    none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by."""
 
     plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
     refused: set[tuple[bytes, int]] = field(default_factory=set)
     narrow: set[Axes] = field(default_factory=set)
+    split: set[tuple[bytes, int]] = field(default_factory=set)
     hopeless: set[Axes] = field(default_factory=set)
     lengths: list[Axes] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
 
-    def learn(self, binds: list[Bind]) -> None:
-        """A request has these shapes."""
+    def learn(self, binds: list[Bind], symbols: Sequence[Axes] = ()) -> None:
+        """A request has these shapes. `symbols`: the axes that the model itself gives one name each. Where several of them have changed at
+        once, the longest is the length, unless there is no plan for it."""
         if any(binds == known for known in self.shapes):
             return
+        found: list[Axes] = []
         for known in reversed(self.shapes):
             axes = difference(known, binds)
             if axes is not None:
-                if axes not in self.lengths:
-                    self.lengths.append(axes)
+                found.append(axes)
                 break
+        if self.shapes:
+            changed = [axes for axes in symbols if _fits(binds, axes) and _changed(self.shapes[-1], binds, axes)]
+            found += sorted(changed, key=partial(extent_of, binds), reverse=True)
+        self.lengths += [axes for axes in dict.fromkeys(found) if axes not in self.lengths]
         self.shapes.append(binds)
         del self.shapes[: -POLICY.remembered_shapes]
 
@@ -184,7 +218,10 @@ class Buckets:
             if found is not None and (family(binds, axes, extent), found[0]) not in self.refused:
                 bucket = WantedBucket(*found, extent, axes)
                 wide = None if axes in self.narrow else wide_bucket(extent, partial(_grows, binds, bucket))
-                return bucket if wide == found else msgspec.structs.replace(bucket, wide=wide)
+                broad = broad_bucket(extent)
+                if broad is not None and (family(binds, axes, extent), broad[0]) in self.split:
+                    broad = None
+                return msgspec.structs.replace(bucket, wide=None if wide == found else wide, broad=None if broad == found else broad)
         return None
 
     def _few(self, found: tuple[int, int], axes: Axes) -> bool:
@@ -198,6 +235,8 @@ class Buckets:
     def add(self, binds: Sequence[Bind], bucket: WantedBucket, least: int, most: int, key: bytes) -> None:
         if bucket.wide is not None and (least, most) != bucket.wide:
             self.narrow.add(bucket.axes)
+        if bucket.broad is not None and (least, most) not in (bucket.wide, bucket.broad):
+            self.split.add((family(binds, bucket.axes, bucket.extent), bucket.broad[0]))
         known = self.plans.setdefault(family(binds, bucket.axes, bucket.extent), [])
         if (least, most, key) not in known:
             known.append((least, most, key))

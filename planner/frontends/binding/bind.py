@@ -63,11 +63,12 @@ class Enclosed(Protocol):
 
 class Binder:
     """Walks a model's nodes as far as they can be known. `lowered(domain, op)` says which operators are to be kept although ONNX defines
-    them by functions."""
+    them by functions; `lookups`, as of `folding.folded`, what becomes a constant."""
 
     def __init__(self, model: OnnxModel, lowered: Callable[[str, str], bool]) -> None:
         self.model = model
         self.lowered = lowered
+        self.lookups = True
         self.env: dict[str, Tensor] = {}
         self._count = 0
         self.constants: dict[str, TensorProto] = dict(model.initializers)
@@ -87,7 +88,7 @@ class Binder:
     def behind(self) -> Binder:
         """A copy with tensors of its own: what is no constant is an input to it."""
         copy = Binder.__new__(Binder)
-        copy.model, copy.lowered, copy._count = self.model, self.lowered, self._count
+        copy.model, copy.lowered, copy.lookups, copy._count = self.model, self.lowered, self.lookups, self._count
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._of_branches, copy._used = set(self._of_branches), set(self._used)
         copy._inference = self._inference.behind(copy._used)
@@ -262,7 +263,7 @@ class Binder:
             and not left_to_workers(entry.proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and not self._placed(entry, types)
             and (typed.plain or types.keys().isdisjoint(self.outputs))
-            and (constants := folded(entry, inputs, types)) is not None
+            and (constants := folded(entry, inputs, types, self.lookups)) is not None
         ):
             self.env.update({tensor.name: tensor for tensor in constants})
             self._note_lengths(entry, types)

@@ -28,8 +28,9 @@ _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _MOST_REPEATED = 4 << 20
 
 
-def folded(entry: Item, inputs: list[Tensor | None], types: Types) -> list[Tensor] | None:
-    """The outputs of a node with constant inputs as constants, computed at once or (large weights) on demand. None: it stays a node."""
+def folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool = True) -> list[Tensor] | None:
+    """The outputs of a node with constant inputs as constants, computed at once or (large weights) on demand. None: it stays a node.
+    `lookups`: whether small parts of large weights are constants, where input shapes say which parts."""
     present = [t for t in inputs if t is not None]
     of_model = all(t.weight_key is not None for t in present)
     large = max(prod(shape) * dtype.itemsize for dtype, shape in types.values()) if types else 0
@@ -50,7 +51,7 @@ def folded(entry: Item, inputs: list[Tensor | None], types: Types) -> list[Tenso
             return None  # repetition is a view for kernels, but would fill the weights with copies
         if not view:
             return _later(entry, inputs, types, key, stored)
-    elif slow or large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
+    elif slow or large > _most_computed(present, lookups):
         return None
     try:
         values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
@@ -70,6 +71,13 @@ def folded(entry: Item, inputs: list[Tensor | None], types: Types) -> list[Tenso
             array = array if dtype in {array.dtype, tensors.OBJECT} else array.astype(dtype)
             found.append(Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}", stored=stored))
     return found
+
+
+def _most_computed(present: list[Tensor], lookups: bool) -> int:
+    """Bytes of a value that depends on input shapes, at most, for a constant of the plan."""
+    if any(t.weight_key is not None and t.nbytes > SMALL for t in present):
+        return SMALL if lookups else 0
+    return PLAN_CONSTANT
 
 
 def _later(entry: Item, inputs: list[Tensor | None], types: Types, key: str | None, stored: Stored | None) -> list[Tensor]:

@@ -197,7 +197,8 @@ static int gemm(const aspen_call *c) {
   while (first_row_axis > 0 && (packed || b->strides[first_row_axis - 1] == 0)) first_row_axis--;
   product p;
   if (open_product(&p, c, c->params + 1, first_row_axis)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->n_inputs > 6 && c->args[7].dtype) return packed ? FN(mm_seven)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->n_inputs > 6 && c->args[7].dtype && out->dims[m_axis] >= c->params[6])
+    return packed ? FN(mm_seven)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t k_end = p.job.k, rows = p.rows;
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
