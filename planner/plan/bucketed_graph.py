@@ -253,13 +253,17 @@ class BucketedGraph:
                 joins = np.full(len(tiles), join)
                 graph.add(tiles if into else joins, joins if into else tiles)
 
-
     def _back_and_forth(self, most: Sequence[Sequence[Cells]], grids: Sequence[Grid]) -> set[tuple[int, int]]:
         """Pairs of a step that is cut along the length and one that reads it by an axis that grows by more than one with the extent."""
         shorter = self.storages[max(self.bucket.most - 1, self.bucket.least)].steps
-        grows = [[a - b for a, b in zip(x.output.shape, y.output.shape, strict=True)] for x, y in zip(self._most.steps, shorter, strict=True)]
+        grows = [
+            [a - b for a, b in zip(x.output.shape, y.output.shape, strict=True)] for x, y in zip(self._most.steps, shorter, strict=True)
+        ]
         merged = [max(steps, default=0) > 1 for steps in grows]
-        cut = [any(step == 1 and len(cuts) > 2 for step, cuts in zip(steps, g.cuts, strict=False)) for steps, g in zip(grows, grids, strict=True)]
+        cut = [
+            any(step == 1 and len(cuts) > 2 for step, cuts in zip(steps, g.cuts, strict=False))
+            for steps, g in zip(grows, grids, strict=True)
+        ]
         return {(cells.step, k) for k, rows in enumerate(most) if merged[k] for cells in rows if cut[cells.step] and not merged[cells.step]}
 
 
