@@ -189,7 +189,7 @@ def lowered(
     report: Callable[[Node, str], None] | None = None,
     sevens: list[bool] | None = None,
 ) -> Graph:
-    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `sevens`: for a shape bucket, the products that
+    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `sevens`: for a shape bucket, which products
     Strassen's algorithm computes where it is longest; an empty list for that graph itself, which fills it."""
     half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)

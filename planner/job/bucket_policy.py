@@ -30,6 +30,7 @@ class BucketPolicy:
     `moved_share`: of the time at the shortest length, what may be taken by ops that take longer at the longest, in a wide bucket.
     `idle_share`: of the time that all cores are kept busy at the shortest length, how much more a broad bucket's plan may take because its
     operators have fewer tiles there than there are cores.
+    `shared_ns`: how long an operator takes at least for this to matter.
     `broad_bytes`: what a broad bucket's plan may take for activations, inputs and outputs of a request.
     `more_bytes`: what a wide bucket's plan may take more at the longest length than at the shortest.
 
@@ -54,6 +55,7 @@ class BucketPolicy:
     most_table_bytes: int = 1 << 20
     moved_share: float = 0.5
     idle_share: float = 0.25
+    shared_ns: float = 50e3
     broad_bytes: int = 256 << 20
     more_bytes: int = 128 << 20
     told_every: int = 8

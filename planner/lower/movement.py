@@ -181,11 +181,21 @@ def _gather_nd(b: Builder, node: Node) -> Tensor:
     lead, dims, rest = x.shape[:batch], x.shape[batch : batch + count], x.shape[batch + count :]
     if x.size == 0 or indices.size == 0 or len(dims) != count:
         raise NoKernel("a tensor is empty")
+    if not batch and _in_order(indices, dims):
+        return b.reshape(x, node.output.shape)
     places = _places(b, indices, dims)
     if batch:
         first = np.arange(prod(lead)).reshape(*lead, *(1,) * (len(indices.shape) - 1 - batch)) * prod(dims)
         places = b.binary("ADD", places, b.constant(first, I64))
     return b.emit("GATHER", [b.reshape(x, (prod(lead) * prod(dims), *rest)), places], node.output.shape, x.dtype, axis=0)
+
+
+def _in_order(indices: Tensor, dims: Shape) -> bool:
+    """Whether constant indices name all elements of these axes, one after the other."""
+    if not indices.is_const or prod(indices.shape[:-1]) != prod(dims):
+        return False
+    rows = indices.value().reshape(-1, len(dims))
+    return bool(np.array_equal(rows, np.indices(dims).reshape(len(dims), -1).T))
 
 
 @rule("ScatterND")

@@ -75,6 +75,8 @@ class _Numbers:
     params: Ints
     fixed: npt.NDArray[np.bool_]
     """Operands that lie in weights."""
+    buffers: Sequence[Buffer | None]
+    """Of each operand, as it is where the length is longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,15 @@ class Steps:
     @classmethod
     def of(cls, found: Mapping[int, Ints], what: str) -> Steps:
         """Given the numbers at some extents, two neighbours at the end among them. Raises NoBucket."""
+        steps, wrong = cls.nearest(found)
+        if wrong.any():
+            numbers = [int(v[wrong][0]) for v in found.values()]
+            raise NoBucket(f"{what} does not grow evenly: {numbers} at {list(found)}", elsewhere=False)
+        return steps
+
+    @classmethod
+    def nearest(cls, found: Mapping[int, Ints]) -> tuple[Steps, npt.NDArray[np.bool_]]:
+        """The same, and which numbers do not follow these steps."""
         most, least = max(found), min(found)
         last = found[most] - found[max(most - 1, least)]
         zero = np.zeros_like(last)
@@ -95,12 +106,7 @@ class Steps:
         uneven = np.any([steps.at(found[most], most - extent) != values for extent, values in found.items()], axis=0)
         pairs = np.where(last == 0, (found[most] - found[least]) // max((most - least) // 2, 1), last)
         steps = cls(np.where(uneven, pairs, last), zero + 1 + uneven, np.where(uneven & (last != 0), 1, 0))
-        for extent, values in found.items():
-            wrong = steps.at(found[most], most - extent) != values
-            if wrong.any():
-                numbers = [int(v[wrong][0]) for v in found.values()]
-                raise NoBucket(f"{what} does not grow evenly: {numbers} at {list(found)}", elsewhere=False)
-        return steps
+        return steps, np.any([steps.at(found[most], most - extent) != values for extent, values in found.items()], axis=0)
 
     def at(self, at_most: Ints, less: int) -> Ints:
         """The numbers at an extent so much smaller."""
@@ -136,7 +142,7 @@ class BucketedGraph:
         tiles = at(plan, self.bucket.least)[2]
         there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))
         ns = np.array([tile_cost.whole_ns(node) for node in self.storages[self.bucket.least].steps])
-        cores = np.clip(there[plan.ops["n_outputs"] > 0], 1, workers)
+        cores = np.where(ns < POLICY.shared_ns, workers, np.clip(there[plan.ops["n_outputs"] > 0], 1, workers))
         if (ns / cores).sum() > (1 + POLICY.idle_share) * ns.sum() / workers:
             raise NoBucket(f"of {workers} cores some have no tiles at the shortest length")
 
@@ -146,6 +152,7 @@ class BucketedGraph:
             if buffer.space == PLAN:
                 self._table(buffer)
         numbers = {extent: self._numbers(extent) for extent in self.storages}
+        _keep_strides(numbers, self.bucket.most)
         self.slopes = self._slopes(numbers)
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
 
@@ -181,9 +188,11 @@ class BucketedGraph:
         """Of one extent. What constants hold is taken from those for `most`, with their strides."""
         storage, most = self.storages[extent], self._most
         rows: list[tuple[tuple[int, ...], tuple[int, ...], int, bool]] = []
+        buffers: list[Buffer | None] = []
         values: list[int] = []
         for node, large in zip(storage.steps, most.steps, strict=True):
             rows += [_row(t.shape, storage.refs[t], t) for t in node.outputs]
+            buffers += [None if t is None else most.refs[t].buffer for t in (*large.outputs, *large.inputs)]
             for i, x in enumerate(node.inputs):
                 if x is None:
                     rows.append(((), (), 0, False))
@@ -201,7 +210,7 @@ class BucketedGraph:
         for k, (shape, strides, _, _) in enumerate(rows):
             dims[k, : len(shape)], strides_of[k, : len(strides)] = shape, strides
         offsets, fixed = np.array([r[2] for r in rows], np.int64), np.array([r[3] for r in rows], bool)
-        return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed)
+        return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed, buffers)
 
     def _slopes(self, numbers: Mapping[int, _Numbers]) -> npt.NDArray[np.void]:
         rows = []
@@ -336,6 +345,29 @@ def _mostly_the_same(most: Storage, least: Storage) -> None:
 
 def _buffers(storage: Storage) -> set[Buffer]:
     return {ref.buffer for ref in storage.refs.values() if ref.buffer.space in {ARENA, REQUEST}}
+
+
+def _keep_strides(numbers: Mapping[int, _Numbers], most: int) -> None:
+    """Gives operands the strides of the longest extent where they do not matter, on axes of one element, and where they grow with its square.
+    Those are of a batch of matrices of all tokens with all tokens, say; there is room between the rows of such a buffer then. All operands
+    have to see it as the same array, from the same byte on."""
+    at_most = numbers[most]
+    single = np.all([n.dims == 1 for n in numbers.values()], axis=0)
+    for n in numbers.values():
+        n.strides[single] = at_most.strides[single]
+    _, uneven = Steps.nearest({extent: n.strides for extent, n in numbers.items()})
+    found = {id(b): b for row in np.flatnonzero(uneven.any(axis=1)) if (b := at_most.buffers[row]) is not None}
+    for buffer in found.values():
+        rows = [row for row, other in enumerate(at_most.buffers) if other is buffer]
+        if buffer.space == ARENA and all(len({_array(n, row) for row in rows}) == 1 for n in numbers.values()):
+            for n in numbers.values():
+                n.strides[rows] = np.where(n.strides[rows] == 0, 0, at_most.strides[rows])
+
+
+def _array(numbers: _Numbers, row: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """What an operand sees of its buffer: the first byte, and the length and stride of each axis that moves."""
+    axes = zip(numbers.dims[row].tolist(), numbers.strides[row].tolist(), strict=True)
+    return int(numbers.offsets[row]), tuple((dim, stride) for dim, stride in axes if dim > 1 and stride)
 
 
 def _row(shape: Sequence[int], ref: Ref, t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:

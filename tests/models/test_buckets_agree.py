@@ -303,3 +303,63 @@ def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: in
     else:
         with pytest.raises(NoBucket):
             api.plan_bucket(model, bound, bucket, workers=2, demand="even")
+
+
+def wide_layer(mask: bool) -> onnx.ModelProto:
+    """A layer that Strassen's algorithm computes for many tokens and not for few, over embeddings of places. `mask`: scores of all tokens
+    with all, times a mask of tokens that is read by the places of each text and token, as PyTorch's transformers do."""
+    rng = np.random.default_rng(2)
+    node, ints = helper.make_node, lambda name, *values: numpy_helper.from_array(np.array(values, np.int64), name)
+    floats = [("table", (600, 512)), ("w", (512, 512)), ("kinds", (2, 512))]
+    constants = [numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in floats]
+    constants += [
+        ints("zero", 0),
+        ints("one", 1),
+        ints("two", 2),
+        ints("back", -1),
+        ints("flat"),
+        ints("sides", 1, 2, 3),
+        ints("ends", 0, 1, 2),
+    ]
+    nodes = [node("Shape", ["x"], ["b1"], start=0, end=1), node("Shape", ["x"], ["n1"], start=1, end=2)]
+    for name in ("zero", "one", "b1", "n1"):
+        nodes += [node("Reshape", [name, "flat"], [f"{name}_"])]
+    nodes += [node("Range", ["zero_", "n1_", "one_"], ["at"]), node("Gather", ["table", "at"], ["places"])]
+    nodes += [node("Mul", ["at", "zero"], ["kind"]), node("Gather", ["kinds", "kind"], ["of_kind"])]
+    nodes += [node("Add", ["x", "places"], ["x1"]), node("Add", ["x1", "of_kind"], ["x2"]), node("MatMul", ["x2", "w"], ["y"])]
+    if mask:
+        nodes += [node("Range", ["zero_", "b1_", "one_"], ["texts"]), node("Concat", ["b1", "one", "one", "n1"], ["all"], axis=0)]
+        nodes += [node("Unsqueeze", ["texts", "sides"], ["i"]), node("Expand", ["i", "all"], ["i1"])]
+        nodes += [
+            node("Expand", ["at", "all"], ["j1"]),
+            node("Unsqueeze", ["i1", "back"], ["i2"]),
+            node("Unsqueeze", ["j1", "back"], ["j2"]),
+        ]
+        nodes += [node("Concat", ["i2", "j2"], ["ij"], axis=-1), node("GatherND", ["m", "ij"], ["picked"])]
+        nodes += [node("Concat", ["b1", "one", "n1", "n1"], ["square"], axis=0), node("Expand", ["picked", "square"], ["whole"])]
+        nodes += [
+            node("Transpose", ["x"], ["xt"], perm=[0, 2, 1]),
+            node("MatMul", ["x", "xt"], ["s"]),
+            node("Unsqueeze", ["s", "one"], ["s1"]),
+        ]
+        nodes += [node("Mul", ["whole", "s1"], ["scores"]), node("Softmax", ["scores"], ["shares"], axis=-1)]
+        nodes += [node("ReduceMax", ["shares", "back"], ["z"], keepdims=0)]
+    info = lambda name, *dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)  # noqa: E731
+    masked = [info("m", "b", "n")] if mask else []
+    outputs = [info("y", "b", "n", 512), *([info("z", "b", 1, "n")] if mask else [])]
+    graph = helper.make_graph(nodes, "layer", [info("x", "b", "n", 512), *masked], outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize(("batch", "least", "most"), [(1, 2, 511), (1, 32, 511), (2, 32, 511), (3, 32, 255), (2, 2, 31)])
+def test_algorithms_by_length(batch: int, least: int, most: int) -> None:
+    """A plan for few rows and many: each length is computed as it would be by itself."""
+    shapes: Shapes = lambda extent: {"x": (batch, extent, 512)}  # noqa: E731
+    check(wide_layer(mask=False), shapes, least, most, [most, least, least + 1, 47 if most > 48 else 23, 48 if most > 48 else 24])
+
+
+@pytest.mark.parametrize(("batch", "least", "most"), [(1, 8, 63), (2, 32, 63)])
+def test_squares_of_the_length(batch: int, least: int, most: int) -> None:
+    """A batch of matrices of all tokens with all: their distance grows with the square of the length."""
+    shapes: Shapes = lambda extent: {"x": (batch, extent, 512), "m": (batch, extent)}  # noqa: E731
+    check(wide_layer(mask=True), shapes, least, most, [most, least, least + 1, 47, most - 1])

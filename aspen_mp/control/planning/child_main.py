@@ -357,7 +357,7 @@ def _of_bucket(
             )
             return found, False
         except api.NoBucket as reason:
-            if not reason.elsewhere:
+            if not reason.elsewhere and demand != "busy":  # where a broad bucket has none, a narrow one may have one
                 return None, True
         except AspenError:  # the model may not take the longest: positions that there are no embeddings for
             continue

@@ -26,11 +26,12 @@ PLAN_CONSTANT = 1 << 20
 
 _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _MOST_REPEATED = 4 << 20
+_LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
 
 def folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool = True) -> list[Tensor] | None:
     """The outputs of a node with constant inputs as constants, computed at once or (large weights) on demand. None: it stays a node.
-    `lookups`: whether small parts of large weights are constants, where input shapes say which parts."""
+    `lookups`: whether parts of weights are constants where input shapes say which parts; False: none, however small they are."""
     present = [t for t in inputs if t is not None]
     of_model = all(t.weight_key is not None for t in present)
     large = max(prod(shape) * dtype.itemsize for dtype, shape in types.values()) if types else 0
@@ -42,6 +43,8 @@ def folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool
     fast = quick(entry.proto, entry.opsets.get("", 1)) and not loops
     slow = not fast and (sources > PLAN_CONSTANT or loops)
     stored = _stored(entry, inputs)
+    if not lookups and not of_model and _looks_up(entry, present):
+        return None
     if large <= SMALL and sources <= SMALL:
         pass
     elif not plain:
@@ -71,6 +74,11 @@ def folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool
             array = array if dtype in {array.dtype, tensors.OBJECT} else array.astype(dtype)
             found.append(Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}", stored=stored))
     return found
+
+
+def _looks_up(entry: Item, present: list[Tensor]) -> bool:
+    """Whether a node reads some rows of a weight, such as embeddings of places."""
+    return entry.proto.op_type in _LOOKUPS and present[0].weight_key is not None and present[0].dtype.kind == "f"
 
 
 def _most_computed(present: list[Tensor], lookups: bool) -> int:

@@ -244,3 +244,23 @@ def test_plans_of_ranges_that_go_are_made_again(runtime: aspen_mp.Runtime, text:
         stop.set()
         thread.join()
     assert not wrong
+
+
+def test_two_plans_besides_the_first_for_all_lengths_of_texts(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    for n in (97, 33, 1, 250, 16, 131, 17, 256, 64, 23, 199, 47, 32, 101, 2, 61):
+        feeds = tokens(n)
+        found = model.run(feeds)
+        assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    alone = [plan for plan in used(runtime) if plan["range"] is None]
+    assert len(alone) == 2  # of the first length, and of one token, which may be broadcast
+    assert len(buckets(runtime)) <= 2
+
+
+def test_batch_and_length_change_at_once(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    for batch, n in ((2, 97), (4, 33), (2, 250), (4, 131), (2, 47), (4, 199), (2, 61), (4, 35)):
+        feeds = tokens(n, batch)
+        found = model.run(feeds)
+        assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    assert len(used(runtime)) == 3  # the first, and one for each batch

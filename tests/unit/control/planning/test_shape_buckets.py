@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import gcd
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,3 +191,58 @@ def test_slots_shrink(less: int) -> None:
     assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
     assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
     assert found.offset == 128
+
+
+@given(st.integers(2, 1 << 20))
+def test_broad_buckets_consist_of_narrow_ones(extent: int) -> None:
+    narrow, broad = shape_buckets.narrow_bucket(extent), shape_buckets.broad_bucket(extent)
+    assert narrow is not None
+    assert broad is not None
+    assert broad[0] <= narrow[0] <= extent <= narrow[1] <= broad[1]
+    assert shape_buckets.broad_bucket(broad[0]) == shape_buckets.broad_bucket(broad[1]) == broad
+
+
+@given(st.lists(st.integers(16, 256), min_size=2, max_size=100, unique=True))
+def test_lengths_of_texts_take_two_plans_besides_the_first(lengths: list[int]) -> None:
+    known, plans = Buckets(), 0
+    for tokens in lengths:
+        known.learn(text(tokens))
+        bucket = known.wanted(text(tokens))
+        if bucket is None or known.find(text(tokens)) is not None:
+            continue
+        plans += 1
+        assert bucket.broad is not None
+        known.add(text(tokens), bucket, *bucket.broad, b"%d" % plans)
+    assert plans <= 2 + len(lengths) * (gcd(*lengths) >= POLICY.least_step)
+
+
+def test_a_broad_bucket_is_asked_for_until_there_is_less_than_it() -> None:
+    known = Buckets()
+    known.learn(text(20))
+    known.learn(text(40))
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    assert bucket.broad == (32, 511)
+    assert [(choice.least, choice.most) for choice in bucket.choices] == [(2, 1023), (32, 511), (32, 47)]
+    known.add(text(40), bucket, 32, 47, b"plan")
+    for tokens, broad in ((100, None), (20, (2, 31)), (600, (512, 8191))):
+        other = known.wanted(text(tokens))
+        assert other is not None
+        assert other.broad == broad
+
+
+def test_names_of_axes_say_what_has_changed() -> None:
+    """Batch and length at once: neither of them is what two requests differ by alone."""
+    batch, length = shape_buckets.symbols_of([["batch", "tokens"], ["batch", "tokens"]])
+    known = Buckets()
+    known.learn(text(20, batch=3), [batch, length])
+    assert known.lengths == []
+    known.learn(text(47, batch=5), [batch, length])
+    assert known.lengths == [length, batch]  # the longer one first
+    known.learn(text(48, batch=6), [batch, length])
+    assert ((True, True), (True, True)) in known.lengths  # by the same number: of a decoder these are one length
+    assert known.lengths[0] == length
+    other = Buckets()
+    other.learn(text(20, batch=3))
+    other.learn(text(47, batch=5))
+    assert other.lengths == []
