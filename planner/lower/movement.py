@@ -190,7 +190,7 @@ def _gather_nd(b: Builder, node: Node) -> Tensor:
     return b.emit("GATHER", [b.reshape(x, (prod(lead) * prod(dims), *rest)), places], node.output.shape, x.dtype, axis=0)
 
 
-def _in_order(indices: Tensor, dims: Shape) -> bool:
+def _in_order(indices: Tensor, dims: tuple[int, ...]) -> bool:
     """Whether constant indices name all elements of these axes, one after the other."""
     if not indices.is_const or prod(indices.shape[:-1]) != prod(dims):
         return False

@@ -348,15 +348,15 @@ def _buffers(storage: Storage) -> set[Buffer]:
 
 
 def _keep_strides(numbers: Mapping[int, _Numbers], most: int) -> None:
-    """Gives operands the strides of the longest extent where they do not matter, on axes of one element, and where they grow with its square.
-    Those are of a batch of matrices of all tokens with all tokens, say; there is room between the rows of such a buffer then. All operands
-    have to see it as the same array, from the same byte on."""
+    """Gives operands the strides of the longest extent where they do not matter, on axes of one element, and where they grow with its
+    square. Those are of a batch of matrices of all tokens with all tokens, say; there is room between the rows of such a buffer then. All
+    operands have to see it as the same array, from the same byte on."""
     at_most = numbers[most]
     single = np.all([n.dims == 1 for n in numbers.values()], axis=0)
     for n in numbers.values():
         n.strides[single] = at_most.strides[single]
     _, uneven = Steps.nearest({extent: n.strides for extent, n in numbers.items()})
-    found = {id(b): b for row in np.flatnonzero(uneven.any(axis=1)) if (b := at_most.buffers[row]) is not None}
+    found = {id(b): b for row in np.flatnonzero(uneven.any(axis=1)).tolist() if (b := at_most.buffers[row]) is not None}
     for buffer in found.values():
         rows = [row for row, other in enumerate(at_most.buffers) if other is buffer]
         if buffer.space == ARENA and all(len({_array(n, row) for row in rows}) == 1 for n in numbers.values()):

@@ -164,8 +164,8 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
 @dataclass(slots=True)
 class Buckets:
     """The buckets of a model: `plans` by what their requests have in common (`family`), each (least, most, key of the plan); the buckets
-    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that have
-    none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by."""
+    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that
+    have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by."""
 
     plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
     refused: set[tuple[bytes, int]] = field(default_factory=set)
