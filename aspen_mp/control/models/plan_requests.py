@@ -113,13 +113,15 @@ class PlanRequests(PlanBuilder):
 
     def _plan_beside(self, plan: Plan, served: ServedBucket, asked: protocol.MakePlan) -> None:
         """Requests do not wait for the plans of the buckets beside the one that they are in when they come to them: those are made behind
-        them, the nearer one first."""
+        them, the nearer one first; not those that are more than twice as long as the request, or less than half."""
         model, bucket = plan.model, plan.job.bucket
         assert bucket is not None
         extent = plan.extent(asked)
         if model.begun:
             return
         for other in sorted((served.least - 1, served.most + 1), key=lambda other: abs(other - extent)):
+            if not extent <= 2 * other <= 4 * extent:
+                continue
             shapes = bucket.at(plan.job.stages[0], other)
             wanted = None if other < POLICY.least_extent or model.buckets.find(shapes) else model.buckets.wanted(shapes)
             if wanted is None:
