@@ -20,7 +20,7 @@ PARTS: Final = {
 ORDERS: Final = {
     "aspen_mp": [
         *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
-        *("compat", "torch", "backend", "inference", "tools", "cli", "bench"),
+        *("compat", "torch", "ray", "backend", "inference", "tools", "cli", "bench"),
     ],
     "aspen_mp.planner": [
         "job",
@@ -45,7 +45,7 @@ NAME_BENCHMARKS: Final = {
     "aspen_mp.cli.app": "the commands of `aspen-mp bench`, when somebody asks for them",
 }
 """Modules that import a module of the benchmarks by its name, and why."""
-HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes", "torch"}
+HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes", "torch", "ray", "pyarrow"}
 MOST_FILES: Final = 20
 MOST_ENTRIES: Final = {"aspen_mp.planner": 15, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
 MOST_LINES: Final = 60

@@ -277,6 +277,24 @@ def connect_to(address: Address) -> socket.socket:
     return sock
 
 
+def holder(name: str) -> int | None:
+    """Process id of the runtime `name` that would keep a new one from starting; None where the name is free."""
+    if not _runs(path(), check_name(name)):
+        return None
+    with suppress(FileNotFoundError):
+        directory = open_directory(create=False)
+        try:
+            fd = os.open(f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        finally:
+            os.close(directory)
+        try:
+            text = os.read(fd, 32).strip()
+        finally:
+            os.close(fd)
+        return int(text) if text.isdigit() else None
+    return None
+
+
 def names() -> dict[str, bool]:
     """Every name with files in the run directories, and whether its runtime is alive. Never raises for a missing directory."""
     found: dict[str, bool] = {}
