@@ -15,6 +15,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, Final
 
+from aspen_mp.control.wire import run_directory
 from aspen_mp.control.wire.spawn import SOCKET_FD, spawn
 from aspen_mp.errors import AspenError, RuntimeLost
 
@@ -83,12 +84,12 @@ class _Keeper:
         self._runtime.close()  # before its name is free, or whoever waits would find it
         if unused:
             self._users.close()
+        else:  # users remain, and start another one when they need it; a killed one has left its socket
+            run_directory.clean()
 
 
 def _wait_for_predecessor(name: str) -> None:
     """Sleeps while a runtime of that name, which takes no clients any more, ends."""
-    from aspen_mp.control.wire import run_directory
-
     pid = run_directory.holder(name)
     if pid is None:
         return

@@ -92,9 +92,9 @@ class Replica:
 
     async def __call__(self, request: Any) -> Any:
         """A request of a handle, {input: array}, or of HTTP."""
-        if isinstance(request, Mapping):
-            return await self._run(request)
-        return await self._answer(request)
+        if hasattr(request, "json"):  # starlette's requests are mappings, too
+            return await self._answer(request)
+        return await self._run(request)
 
     async def _run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs; from the next runtime of the node where one is lost."""

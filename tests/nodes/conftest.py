@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ def files() -> set[str]:
 
 
 def _wait_until_empty(before: set[str]) -> None:
+    gc.collect()  # Ray's handles of actors of a job that failed are in cycles of references
     deadline = time.monotonic() + SETTLE_S
     while files() - before:
         if time.monotonic() > deadline:
