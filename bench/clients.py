@@ -150,7 +150,7 @@ def measure(
                     settle(runtime.pid, len(cores))
                 found.pss_bytes, found.processes = pss(roots)
                 if engine == "aspen-mp":
-                    result.weights_pss_bytes = _weights_pss(roots)
+                    result.weights_pss_bytes = weights_pss(roots)
         result.weight_bytes = sum(known["weight_bytes"] for known in runtime.status()["models"])
         for number in range(rounds):
             for found in result.found[:: 1 if number % 2 else -1]:
@@ -208,7 +208,7 @@ def pss(roots: Sequence[int]) -> tuple[int, int]:
     return sum(process.memory_full_info().pss for process in processes), len(processes)
 
 
-def _weights_pss(roots: Sequence[int]) -> int:
+def weights_pss(roots: Sequence[int]) -> int:
     """The same of mappings of packed weights: segments, and files of the plan cache that are mapped in their place."""
     mappings = [(process.pid, mapping) for process in _family(roots) for mapping in process.memory_maps(grouped=False)]
     weights = {mapping.path for pid, mapping in mappings if _of_cache(mapping.path) or _begins_weights(pid, mapping)}

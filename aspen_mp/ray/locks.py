@@ -1,9 +1,9 @@
 """Who uses the runtime of a node: locks on a file in the run directory, which the kernel releases however their holder ends.
 
-Every user holds a shared lock on byte `_USERS`; the keeper of the runtime waits until it gets that byte alone, and ends the runtime then.
+Every user holds a shared lock on byte `_USERS`. The keeper of the runtime waits until it gets that byte alone, and ends the runtime then.
 Whoever looks whether there is a runtime, and starts one where there is none, holds byte `_START` alone meanwhile.
 
-Locks belong to the open file, not to the process (``F_OFD_SETLKW``): they work between the threads of a process, and do not end where
+Locks belong to the open file, not to the process (``F_OFD_SETLKW``). So they work between the threads of a process, and do not end where
 another descriptor of the file is closed. The last one removes the file while it holds `_USERS` alone. So whoever gets a lock looks whether
 the file still has its name, and begins again with the new file otherwise.
 """

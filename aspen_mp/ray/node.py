@@ -87,7 +87,7 @@ def of_this_node(runtime: str | None, workers: int | None, options: dict[str, An
 
 
 def _ray_node() -> tuple[str | None, float]:
-    """Id of the Ray node, and the CPUs that Ray gives to its own tasks there; None outside of a cluster.
+    """Id of the Ray node, None outside of a cluster; and the CPUs that Ray gives to its own tasks there.
 
     A process of a cluster has imported Ray before it comes here.
     """

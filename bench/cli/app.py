@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import coexecution, figures, load, networks, render, stacks, torch
+from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, stacks, torch
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ for _command, *_calls in (
     (coexecution.contention, "bench contention --plot contention.png"),
     (coexecution.coplans, "bench coplans 3*gpt2@seq=1+resnet50 --cores 8P+8E --cores 2"),
     (torch.torch, "bench torch 'torchvision/*' --engines aspen-mp,eager,inductor --plot torch.png", "bench torch --list"),
+    (ray.ray, "bench ray mobilenet_v2@batch=16 --actors 1,4,16 --plot ray.png"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),
 ):

@@ -24,6 +24,7 @@ from aspen_mp.bench.figures.lengths import LengthsResult
 from aspen_mp.bench.figures.scaling import ScalingResult
 from aspen_mp.bench.figures.stacks import StacksResult
 from aspen_mp.bench.peers.report import PeersResult
+from aspen_mp.bench.ray.result import RayResult
 from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
 from aspen_mp.bench.torch.result import TorchResult
@@ -45,6 +46,7 @@ RESULTS: dict[str, Any] = {
     "contention": ContentionResult,
     "coplans": CoplansResult,
     "torch": TorchResult,
+    "ray": RayResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,24 @@ def test_clients_are_measured():
     assert 0.5 < result.weights_pss_bytes / result.weight_bytes < 1.5
     assert "of the throughput of one" in result.verdict
     assert said
+
+
+def test_prefork(tmp_path: Path) -> None:
+    model = image_model()
+    onnx.save(model, tmp_path / "images.onnx")
+    command = [sys.executable, "-m", "aspen_mp.bench.examples.prefork", "--model", str(tmp_path / "images.onnx"), "--workers", "1"]
+    x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            said = json.loads(server.stdout.readline())
+            answers = []
+            for body in [x.tobytes()] * 16:
+                with urllib.request.urlopen(f"http://127.0.0.1:{said['port']}/", body, timeout=WATCHDOG_S) as answer:
+                    answers.append(json.load(answer))
+        finally:
+            server.terminate()
+        assert server.wait(WATCHDOG_S) == 0
+    assert len(said["processes"]) == 4
+    assert len({answer["class"] for answer in answers}) == 1
+    assert {answer["process"] for answer in answers} <= set(said["processes"])

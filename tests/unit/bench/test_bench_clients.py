@@ -17,7 +17,7 @@ def test_weights_of_a_plan_cache_are_weights(tmp_path: Path, folder: str) -> Non
     file = tmp_path / folder / ("0123456789" * 4)
     file.parent.mkdir()
     file.write_bytes(bytes(SIZE))
-    before = clients._weights_pss([os.getpid()])
+    before = clients.weights_pss([os.getpid()])
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), SIZE, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[::4096]) == 0  # every page is read
-        assert clients._weights_pss([os.getpid()]) - before == (SIZE if folder == "weights" else 0)
+        assert clients.weights_pss([os.getpid()]) - before == (SIZE if folder == "weights" else 0)

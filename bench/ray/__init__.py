@@ -1,0 +1,1 @@
+"""Actors of Ray on one node: one runtime for all of them, beside a session of onnxruntime in each."""
