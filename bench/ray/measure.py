@@ -18,7 +18,7 @@ from aspen_mp.bench.ray.result import ActorsFound, RayResult
 
 STORE_BYTES: Final = 512 << 20
 CALLS: Final = 2
-"""Calls of each actor that wait or run, so that it never waits for the next one."""
+"""Calls of each actor that run at the same time, each in a thread, so that one computes while another gets its batch."""
 
 
 def measure(
@@ -72,7 +72,7 @@ def _node(cpus: int) -> Iterator[None]:
 def _start(engine: str, count: int, model: str, cores: Sequence[int]) -> list[Any]:
     import ray
 
-    actor = ray.remote(ENGINES[engine]).options(num_cpus=0)
+    actor = ray.remote(ENGINES[engine]).options(num_cpus=0, max_concurrency=CALLS)
     return [actor.remote(model, list(cores)) for _ in range(count)]
 
 

@@ -72,6 +72,10 @@ def test_actors_of_a_node_share_a_runtime(nodes: list[Any], model: Path) -> None
     assert len({(row["runtime"], row["planner"]) for row in rows}) == len(runtimes)
 
 
+def test_threads_of_an_actor(nodes: list[Any], model: Path) -> None:
+    _check(_job(Predictor, {"model": str(model), "keep": ["id"]}, 1, max_concurrency=2).take_all(), model)
+
+
 @pytest.mark.parametrize("batches", ["pyarrow", "pandas"])
 def test_other_batches(nodes: list[Any], model: Path, batches: str) -> None:
     rows = _job(Predictor, {"model": str(model), "keep": ["id"]}, 1, batch_format=batches).take_all()
