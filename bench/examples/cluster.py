@@ -21,7 +21,7 @@ import numpy as np
 from aspen_mp.ray import Predictor
 
 TOKENS = 64
-SIDE = 64
+SIDE = 224
 RESOURCE = "aspen_mp"
 """What nodes with a runtime declare, so that actors go there: ``ray start --resources='{"aspen_mp": 1}'``."""
 
@@ -109,7 +109,7 @@ def images(source: Path, target: Path, rows: int, actors: int, folder: Path) -> 
         {"name": [f"{k}.png" for k in range(rows)], "pixels": arrow.FixedSizeListArray.from_arrays(pixels, 3 * SIDE * SIDE)}
     )
     parquet.write_table(table, source / "images.parquet")
-    onnx.save(models.build("squeezenet1_1", batch=8, size=SIDE), folder / "squeezenet.onnx")
+    onnx.save(models.build("squeezenet1_1", batch=8), folder / "squeezenet.onnx")
     pictures = ray.data.read_parquet(str(source), override_num_blocks=3 * actors).map_batches(scaled, batch_size=32, num_cpus=0.5)
     scores = predicted(pictures, {"model": str(folder / "squeezenet.onnx"), "keep": ["name"]}, actors)
     scores.map_batches(classes, num_cpus=0.5).write_parquet(str(target))
