@@ -1,0 +1,188 @@
+"""`aspen-mp serve`: models over HTTP, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aspen_mp.cli import options, output, sources
+from aspen_mp.cli.options import GRACE_S
+from aspen_mp.errors import AspenError
+
+if TYPE_CHECKING:
+    from aspen_mp import Runtime
+    from aspen_mp.serving.repository import Found
+
+NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
+
+
+@output.command
+def serve(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL_OR_REPOSITORY…", help="Repositories (folders), .onnx files or zoo:NAME.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen at. 0.0.0.0: all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen at. 0: any free one.")] = 8000,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", min=0, max=65535, help="Serve /metrics at this port, too, from a process of its own.")
+    ] = None,
+    unix_socket: Annotated[Path | None, typer.Option("--unix-socket", help="Listen at this path as well.")] = None,
+    http_workers: Annotated[int, typer.Option("--http-workers", min=1, max=256, help="Processes that answer requests.")] = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", callback=options.named, help="Use the runtime of this name, instead of one of its own.")
+    ] = None,
+    workers: options.Workers = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow changes of the repositories: new versions take over.")] = False,
+    allow_repository: Annotated[bool, typer.Option("--allow-repository", help="Let clients load and unload models.")] = False,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line of JSON to standard error for each request.")] = False,
+    max_body: Annotated[int, typer.Option("--max-body", metavar="MIB", min=1, help="Largest body of a request.")] = 256,
+    max_queued: Annotated[
+        int, typer.Option("--max-queued", min=0, help="Requests of one process that may wait; more get status 429. 0: no limit.")
+    ] = 1024,
+    grace: options.Grace = GRACE_S,
+    drain: Annotated[
+        float, typer.Option("--drain", metavar="SECONDS", min=0, help="How long to answer after readiness is false, at the end.")
+    ] = 0.0,
+    as_json: output.Json = False,
+) -> None:
+    """Answer the Open Inference Protocol over HTTP, until Ctrl-C or SIGTERM.
+
+    A repository is a folder with NAME/VERSION/model.onnx for each model. On SIGTERM, readiness becomes false, requests in flight end, and
+    the exit status is 0. Needs the extra `serve`.
+    """
+    missing = [each for each in NEEDED if importlib.util.find_spec(each) is None]
+    if missing:
+        raise AspenError(f"serve needs the packages {', '.join(missing)}. Install them with: pip install 'aspen-mp[serve]'")
+    if name is not None and workers is not None:
+        raise typer.BadParameter("a runtime that runs has its workers. Leave it out, or --name", param_hint="--workers")
+    from aspen_mp.cli import metrics as endpoint
+    from aspen_mp.serving.limits import Limits
+    from aspen_mp.serving.supervisor import Options
+
+    limits = Limits(body=max_body << 20, queued=max_queued)
+    told = Options(
+        front_ends=http_workers,
+        limits=limits,
+        watch=watch,
+        allow_repository=allow_repository,
+        access_log=access_log,
+        grace_s=grace,
+        drain_s=drain,
+    )
+    with contextlib.ExitStack() as stack:
+        repositories, files = _found(models, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-serve-"))))
+        listening = stack.enter_context(_listening(host, port))
+        at = [f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
+        sockets = [listening]
+        if unix_socket is not None:
+            sockets.append(stack.enter_context(_listening_at(unix_socket)))
+            at.append(f"unix:{unix_socket}")
+        runtime = stack.enter_context(_runtime(name, workers))
+        metrics = stack.enter_context(endpoint.beside(runtime.name, None if metrics_port is None else f"{host}:{metrics_port}"))
+        _run(runtime, repositories, files, told, sockets, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
+
+
+def _run(
+    runtime: Runtime,
+    repositories: list[Path],
+    files: list[Found],
+    told: object,
+    sockets: list[socket.socket],
+    report: dict[str, object],
+    as_json: bool,
+) -> None:
+    """Serves, and says when it does."""
+    from aspen_mp.cli.notify import Notifier
+    from aspen_mp.serving.keeper import Keeper
+    from aspen_mp.serving.supervisor import Options, Supervisor
+
+    assert isinstance(told, Options)
+    notifier = Notifier()
+    keeper = Keeper(runtime, repositories, files)
+
+    def ready() -> None:
+        bad = [each for each in keeper.unserved if each.name in {file.name for file in files}]
+        if bad:
+            raise AspenError(f"model {bad[0].name!r} cannot be served: {bad[0].reason}")
+        names = sorted({each.name for each in keeper.served})
+        if as_json:
+            output.emit_json({**report, "runtime": runtime.name, "pid": os.getpid(), "models": names})
+        else:
+            output.notice(f"{output.count(len(names), 'model')} ({', '.join(names) or 'none'}) served at {', '.join(report['at'])}")  # type: ignore[arg-type]
+        notifier.ready()
+
+    supervisor = Supervisor(runtime, keeper, told, sockets, repositories)
+    asyncio.run(supervisor.run(ready, notifier.stopping))
+
+
+def _runtime(name: str | None, workers: int | None) -> Runtime:
+    """The runtime of this name, or one of the server's own, which front ends find by a name that no other has."""
+    import aspen_mp
+
+    if name is not None:
+        return aspen_mp.connect(name)
+    return aspen_mp.Runtime(workers, name=f"serve-{os.getpid()}", retry=True, log="warning")
+
+
+def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
+    """Repositories, and models by themselves. Those without a file get one in `scratch`: every front end reads it."""
+    import onnx
+
+    from aspen_mp.serving import repository
+
+    repositories: list[Path] = []
+    files: dict[str, Found] = {}
+    for text in models:
+        if Path(text).is_dir():
+            repositories.append(Path(text).resolve())
+            continue
+        source = sources.resolve(text)
+        label = Path(source.label).stem if isinstance(source.model, str) else source.label.removeprefix("zoo:")
+        if not repository.NAME.fullmatch(label):
+            raise typer.BadParameter(f"{label!r} cannot be the name of a model. Use letters, digits, '.', '_' and '-'")
+        if label in files:
+            raise typer.BadParameter(f"two models have the name {label!r}. Put them into a repository under other names")
+        path = Path(source.model) if isinstance(source.model, str) else scratch / f"{label}.onnx"
+        if not isinstance(source.model, str):
+            onnx.save(source.model, path)
+        files[label] = repository.single(label, path)
+    return repositories, list(files.values())
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """One socket for all front ends. OSError names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another --port") from None
+
+
+@contextlib.contextmanager
+def _listening_at(path: Path) -> Iterator[socket.socket]:
+    """A Unix socket at this path, which is gone at the end. One that a dead server has left is replaced; any other file is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise AspenError(f"{path} is there already, and is no socket. Choose another --unix-socket")
+        with socket.socket(socket.AF_UNIX) as trial:
+            try:
+                trial.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise AspenError(f"another server listens at {path}. Choose another --unix-socket")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+        try:
+            sock.listen(2048)
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)

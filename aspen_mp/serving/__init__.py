@@ -1,0 +1,1 @@
+"""Models over HTTP: `aspen-mp serve` (extra ``serve``)."""

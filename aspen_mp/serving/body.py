@@ -1,0 +1,147 @@
+"""A request's body, read within limits: its JSON first, then bytes of tensors straight into the arrays that they are for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.statuses import Refused
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class Disconnected(Exception):
+    """The client has gone. Nobody waits for an answer."""
+
+
+class Budget:
+    """Bytes that all requests of a front end hold together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+
+    def take(self, nbytes: int) -> None:
+        """Refused with 429 where that is more than there is."""
+        if self._taken and self._taken + nbytes > self._most:
+            raise Refused(429, f"requests that wait hold {self._taken} bytes, and {nbytes} more exceed {self._most}. Try again later", 1)
+        self._taken += nbytes
+
+    def give(self, nbytes: int) -> None:
+        self._taken -= nbytes
+
+
+def length_of(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:
+    """A length that a header says; None without it. Refused where it is none, or more than `most`."""
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 15:
+        raise Refused(400, f"the header {name.decode()} must be a number of bytes, not {text[:40].decode('latin-1')!r}")
+    length = int(text)
+    if length > most:
+        raise Refused(413, f"the header {name.decode()} says {length} bytes, and this server takes {most} at most")
+    return length
+
+
+class Body:
+    """The body of one request, whose bytes count in `budget` until the end of the ``with`` block.
+
+    `read_text` and `read_into` take what comes next. Both raise Refused (413, 408, 400) and Disconnected.
+    """
+
+    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, budget: Budget) -> None:
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Refused(415, "this server does not unpack bodies. Send the request without Content-Encoding")
+        self.length = length_of(headers, b"content-length", limits.body)
+        self._receive = receive
+        self._limits = limits
+        self._budget = budget
+        self._charged = 0
+        self._rest: memoryview = memoryview(b"")
+        self._more = True
+        self._seen = 0
+
+    def __enter__(self) -> Body:
+        if self.length:
+            self._charge(self.length)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._budget.give(self._charged)
+        self._charged = 0
+
+    def _charge(self, nbytes: int) -> None:
+        self._budget.take(nbytes)
+        self._charged += nbytes
+
+    async def _next(self) -> bool:
+        """Whether there was another piece; it is in `_rest` then."""
+        while self._more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            piece = message.get("body", b"")
+            self._more = message.get("more_body", False)
+            self._seen += len(piece)
+            if self._seen > self._limits.body:
+                raise Refused(413, f"the body has more than the {self._limits.body} bytes that this server takes")
+            if self._seen > self._charged:
+                self._charge(self._seen - self._charged)
+            if piece:
+                self._rest = memoryview(piece)
+                return True
+        return False
+
+    async def _timed(self, work: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                return await work
+        except TimeoutError:
+            raise Refused(408, f"the body was not there within {self._limits.body_s:g} s") from None
+
+    async def read_text(self, n: int | None) -> bytearray | memoryview:
+        """The JSON part: the next `n` bytes, or all that follow."""
+        most = self._limits.json
+        if (n or (self.length if n is None else 0) or 0) > most:
+            raise Refused(413, f"the JSON part has more than the {most} bytes that this server takes. Send tensors as binary data")
+        return await self._timed(self._read_text(most if n is None else n, exact=n is not None))  # type: ignore[no-any-return]
+
+    async def _read_text(self, n: int, *, exact: bool) -> bytearray | memoryview:
+        """The next `n` bytes; as many as there are, if not `exact`."""
+        there = await self._next()
+        if there and (len(self._rest) >= n if exact else not self._more and len(self._rest) <= n):
+            taken, self._rest = self._rest[:n], self._rest[n:]  # all in one piece: no copy
+            return taken
+        found = bytearray()
+        while self._rest or await self._next():
+            taken = self._rest[: n - len(found)]
+            found += taken
+            self._rest = self._rest[len(taken) :]
+            if exact and len(found) == n:
+                return found
+            if self._rest:
+                raise Refused(413, f"the JSON part has more than the {n} bytes that this server takes. Send tensors as binary data")
+        if exact:
+            raise Refused(400, f"the body ends after {self._seen} bytes, before the {n} bytes of its JSON part")
+        return found
+
+    async def read_into(self, targets: Iterable[memoryview]) -> None:
+        """Fills arrays, one after the other, with all that follows."""
+        await self._timed(self._read_into(targets))
+
+    async def _read_into(self, targets: Iterable[memoryview]) -> None:
+        for target in targets:
+            at = 0
+            while at < len(target):
+                if not self._rest and not await self._next():
+                    raise Refused(400, f"the body ends after {self._seen} bytes, in the middle of a tensor. Check binary_data_size")
+                n = min(len(target) - at, len(self._rest))
+                target[at : at + n] = self._rest[:n]
+                self._rest = self._rest[n:]
+                at += n
+        if self._rest or await self._next():
+            raise Refused(400, "bytes follow the last tensor. Check binary_data_size and Inference-Header-Content-Length")

@@ -1,0 +1,110 @@
+"""What the server says about itself and its models, as documents of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import aspen_mp
+from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving import datatypes
+from aspen_mp.serving.shelf import Shelf, Shelved
+
+NAME: Final = "aspen-mp"
+PLATFORM: Final = "onnx_onnxv1"
+EXTENSIONS: Final = ["binary_tensor_data", "model_configuration", "statistics", "schedule_policy"]
+REPOSITORY: Final = "model_repository"
+
+
+def server(repository: bool) -> dict[str, Any]:
+    """`GET /v2`."""
+    return {"name": NAME, "version": aspen_mp.__version__, "extensions": [*EXTENSIONS, *([REPOSITORY] if repository else [])]}
+
+
+def model(shelf: Shelf, shelved: Shelved) -> dict[str, Any]:
+    """`GET /v2/models/{model}`."""
+    found = shelved.model
+    return {
+        "name": shelved.served.name,
+        "versions": shelf.versions(shelved.served.name),
+        "platform": PLATFORM,
+        "inputs": [_tensor(info) for info in found.inputs],
+        "outputs": [_tensor(info) for info in found.outputs],
+    }
+
+
+def _tensor(info: ValueInfo) -> dict[str, Any]:
+    return {"name": info.name, "datatype": datatypes.name_of(info.dtype), "shape": _shape(info)}
+
+
+def _shape(info: ValueInfo) -> list[int]:
+    """Dimensions, -1 for those that are open."""
+    return [dim if isinstance(dim, int) else -1 for dim in info.shape or ()]
+
+
+def config(shelved: Shelved) -> dict[str, Any]:
+    """`GET /v2/models/{model}/config`: what clients of Triton ask for before they measure."""
+
+    def tensors(infos: Iterable[ValueInfo]) -> list[dict[str, Any]]:
+        return [{"name": info.name, "data_type": _type(info), "dims": _shape(info)} for info in infos]
+
+    return {
+        "name": shelved.served.name,
+        "platform": PLATFORM,
+        "backend": NAME,
+        "max_batch_size": 0,
+        "input": tensors(info for info in shelved.model.inputs if not info.optional),
+        "output": tensors(shelved.model.outputs),
+    }
+
+
+def _type(info: ValueInfo) -> str:
+    name = datatypes.name_of(info.dtype)
+    return f"TYPE_{'STRING' if name == 'BYTES' else name}"
+
+
+def statistics(shelved: Iterable[Shelved], status: Mapping[str, Any]) -> dict[str, Any]:
+    """`GET …/stats`, from the runtime's own counts: of all front ends, and of clients that do not come over HTTP."""
+    return {"model_stats": [_statistics(each, status) for each in shelved]}
+
+
+def _statistics(shelved: Shelved, status: Mapping[str, Any]) -> dict[str, Any]:
+    counted = status["requests"].get(shelved.model.name, {})
+    scheduled = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
+    done = counted.get("completed", 0)
+    failed = sum(value for key, value in counted.items() if isinstance(value, int) and key not in {"completed", "in_flight"})
+    seconds = counted.get("seconds", {}).get("sum_s", 0.0)
+
+    def duration(count: int, total_s: float) -> dict[str, int]:
+        return {"count": count, "ns": round(total_s * 1e9)}
+
+    return {
+        "name": shelved.served.name,
+        "version": str(shelved.served.version),
+        "inference_count": done,
+        "execution_count": scheduled.get("requests", 0),
+        "inference_stats": {
+            "success": duration(done, seconds),
+            "fail": duration(failed, 0.0),
+            "queue": duration(scheduled.get("requests", 0), scheduled.get("queue_s", 0.0)),
+            "compute_infer": duration(scheduled.get("requests", 0), scheduled.get("run_s", 0.0)),
+        },
+    }
+
+
+def index(shelf: Shelf) -> list[dict[str, str]]:
+    """`POST /v2/repository/index`: every version that is known, its state, and why it is not served."""
+    ready = [
+        {"name": each.served.name, "version": str(each.served.version), "state": "READY", "reason": ""}
+        for each in sorted(shelf.all, key=lambda each: (each.served.name, each.served.version))
+    ]
+    return ready + [
+        {"name": each.name, "version": str(each.version or ""), "state": "UNAVAILABLE", "reason": each.reason} for each in shelf.unserved
+    ]
+
+
+def readiness(shelf: Shelf) -> dict[str, Any]:
+    """`GET /v2/health/ready`: whether requests are served, and what is not although it should be."""
+    reasons = [f"{each.name}/{each.version}: {each.reason}" if each.version else f"{each.name}: {each.reason}" for each in shelf.unserved]
+    absent = shelf.absent or ("the server stops" if shelf.closing else "")
+    return {"ready": not absent, **({"reason": absent} if absent else {}), **({"unserved": reasons} if reasons else {})}

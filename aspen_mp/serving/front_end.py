@@ -1,0 +1,142 @@
+"""A front end: a process that answers requests from a socket that it has inherited, as a client of the runtime.
+
+    python -m aspen_mp.serving.front_end SETTINGS
+
+The supervisor starts it, tells it what to serve, and replaces it if it dies. It ends with the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import socket
+import sys
+
+import msgspec
+import uvicorn
+
+import aspen_mp
+from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
+from aspen_mp.serving.connections import LimitedConnection
+from aspen_mp.serving.http import application
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.shelf import Shelf
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.workers import process
+
+BACKLOG = 2048
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """What a front end is started with. `channel`, `sockets`: descriptors that it inherits; `parent`: the supervisor's process id."""
+
+    runtime: str
+    parent: int
+    channel: int
+    sockets: list[int]
+    limits: Limits
+    grace_s: float
+    repository: bool
+    access_log: bool
+
+
+class FrontEnd:
+    """The process, once it is connected to the runtime."""
+
+    def __init__(self, settings: Settings, runtime: aspen_mp.Runtime, channel: Channel) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._shelf = Shelf(runtime)
+        self._asked: dict[int, asyncio.Future[Done]] = {}
+        self._numbers = itertools.count(1)
+        self._latest: Catalogue | None = None
+        self._news = asyncio.Event()
+        LimitedConnection.limits = settings.limits
+        app = application(self._shelf, settings.limits, self if settings.repository else None, access_log=settings.access_log)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=LimitedConnection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=int(settings.limits.keep_alive_s),
+                timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+            )
+        )
+
+    async def run(self) -> None:
+        """Answers requests from the first catalogue on, until the supervisor says that it is enough or has gone."""
+        applying = asyncio.create_task(self._apply_catalogues())
+        hearing = asyncio.create_task(self._hear())
+        try:
+            await self._news.wait()
+            sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
+            await self._server.serve(sockets)
+        finally:
+            for task in (hearing, applying):
+                task.cancel()
+            self._channel.close()
+
+    async def _hear(self) -> None:
+        while (message := await self._channel.receive()) is not None:
+            if isinstance(message, Catalogue):
+                self._latest = message
+                self._shelf.absent = message.absent or self._shelf.absent  # not ready at once; ready when all is loaded
+                self._shelf.closing |= message.draining
+                self._news.set()
+            elif isinstance(message, Done):
+                future = self._asked.pop(message.number, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            elif isinstance(message, Finish):
+                break
+        self._shelf.closing = True
+        self._server.should_exit = True
+
+    async def _apply_catalogues(self) -> None:
+        """Of several catalogues that come while one is applied only the last one counts."""
+        while True:
+            await self._news.wait()
+            catalogue, self._latest = self._latest, None
+            if catalogue is None:
+                self._news.clear()
+                continue
+            self._channel.send(Applied(number=catalogue.number, failed=await self._shelf.apply(catalogue)))
+
+    async def change(self, model: str, *, load: bool) -> None:
+        """As of `http.Supervised`."""
+        number = next(self._numbers)
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(Ask(number=number, load=load, model=model))
+        done = await future
+        if done.status != 200:
+            raise Refused(done.status, done.reason)
+
+
+async def _main(settings: Settings) -> None:
+    channel = await Channel.over(socket.socket(fileno=settings.channel))
+    limits = settings.limits
+    runtime = await asyncio.to_thread(aspen_mp.connect, settings.runtime, wait_s=limits.runtime_s, max_queued=limits.queued or None)
+    try:
+        await FrontEnd(settings, runtime, channel).run()
+    finally:
+        runtime.close()
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    process.die_with(settings.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
+    import uvloop
+
+    uvloop.run(_main(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The routes of the Open Inference Protocol, as an ASGI application, and what is around them: errors and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aspen_mp.serving import documents, inference, statuses
+from aspen_mp.serving.body import Body, Budget, Disconnected, length_of
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.messages import encoder
+from aspen_mp.serving.shelf import Shelf
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.shm.errors import AspenError
+
+Headers = list[tuple[bytes, bytes]]
+_JSON: Final[Headers] = [(b"content-type", b"application/json")]
+
+
+class Supervised(Protocol):
+    """What a front end asks the supervisor for. Refused where it is not done."""
+
+    async def change(self, model: str, *, load: bool) -> None: ...
+
+
+# ---- answers
+
+
+def _json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encoder.encode(document), status, headers, "application/json")
+
+
+def failure(error: BaseException) -> Response:
+    """The answer to an error. One that is not ours is not told in detail: it goes to standard error."""
+    answered = statuses.of(error)
+    if not isinstance(error, AspenError):
+        print(f"aspen-mp serve: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    text = str(error) if isinstance(error, AspenError) else "an error inside the server; its log says more"
+    return _json({"error": text}, answered.status, {} if answered.retry_s is None else {"retry-after": str(answered.retry_s)})
+
+
+def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            return failure(error)
+
+    return guarded
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    texts = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not allowed here"}
+    return _json({"error": texts.get(error.status_code, str(error.detail))}, error.status_code, dict(error.headers or {}))
+
+
+# ---- inference
+
+
+class Infer:
+    """`POST /v2/models/{model}[/versions/{version}]/infer`, as an application of its own: it reads and writes bytes as they come."""
+
+    def __init__(self, shelf: Shelf, limits: Limits) -> None:
+        self._shelf = shelf
+        self._limits = limits
+        self._budget = Budget(limits.pending)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            headers, pieces = await self._answer(scope, receive)
+        except Disconnected:
+            return
+        except Exception as error:
+            await failure(error)(scope, receive, send)
+            return
+        headers.append((b"content-length", str(sum(map(len, pieces))).encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for k, piece in enumerate(pieces, 1):
+            await send({"type": "http.response.body", "body": piece, "more_body": k < len(pieces)})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
+        shelf, where = self._shelf, scope["path_params"]
+        if shelf.absent:
+            raise Refused(503, f"requests are not served now: {shelf.absent}", 1)
+        sent = dict(scope["headers"])
+        header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
+        with shelf.find(where["model"], where.get("version")).lease() as shelved, Body(receive, sent, self._limits, self._budget) as body:
+            call = await inference.read(body, header_length, shelved.model.inputs)
+            results = await _unless_disconnected(shelved.run(call), receive)
+            return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
+
+
+async def _unless_disconnected(work: Awaitable[Any], receive: Receive) -> Any:
+    """The result, unless the client goes before it is there: then the request is cancelled, and Disconnected raised."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(receive())
+    watch.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if watch.done() and not watch.cancelled():
+            raise Disconnected from None
+        raise
+    finally:
+        watch.cancel()
+        task.cancel()
+
+
+# ---- everything else
+
+
+class Routes:
+    """The handlers, with what they speak of."""
+
+    def __init__(self, shelf: Shelf, supervised: Supervised | None) -> None:
+        self._shelf = shelf
+        self._supervised = supervised
+
+    async def server(self, request: Request) -> Response:
+        return _json(documents.server(self._supervised is not None))
+
+    async def live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        document = documents.readiness(self._shelf)
+        return _json(document, 200 if document["ready"] else 503, None if document["ready"] else {"retry-after": "1"})
+
+    async def model(self, request: Request) -> Response:
+        return _json(documents.model(self._shelf, self._find(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        shelved = self._find(request)
+        if self._shelf.absent:
+            raise Refused(503, f"requests are not served now: {self._shelf.absent}", 1)
+        return _json({"name": shelved.served.name, "ready": True})
+
+    async def config(self, request: Request) -> Response:
+        return _json(documents.config(self._find(request)))
+
+    async def stats(self, request: Request) -> Response:
+        found = [self._find(request)] if "model" in request.path_params else self._shelf.all
+        return _json(documents.statistics(found, await asyncio.to_thread(self._shelf.runtime.status)))
+
+    async def index(self, request: Request) -> Response:
+        return _json(documents.index(self._shelf))
+
+    async def load(self, request: Request) -> Response:
+        assert self._supervised is not None
+        await self._supervised.change(request.path_params["model"], load=True)
+        return _json({})
+
+    async def unload(self, request: Request) -> Response:
+        assert self._supervised is not None
+        await self._supervised.change(request.path_params["model"], load=False)
+        return _json({})
+
+    async def metrics(self, request: Request) -> Response:
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise Refused(501, "metrics need the package prometheus-client. Install it beside the server: pip install prometheus-client")
+        from aspen_mp.tools.metrics import text
+
+        status = await asyncio.to_thread(self._shelf.runtime.status)
+        return Response(text(status), media_type="text/plain; version=0.0.4")
+
+    def _find(self, request: Request) -> Any:
+        return self._shelf.find(request.path_params["model"], request.path_params.get("version"))
+
+
+def application(shelf: Shelf, limits: Limits, supervised: Supervised | None = None, *, access_log: bool = False) -> ASGIApp:
+    """The application of a front end. `supervised`: who changes the repository; None where clients may not."""
+    routes = Routes(shelf, supervised)
+    infer = Infer(shelf, limits)
+    found: list[Route] = []
+
+    def add(path: str, handler: Any, method: str = "GET", *, versioned: bool = False) -> None:
+        endpoint = handler if isinstance(handler, Infer) else _guarded(handler)
+        places = [path, path.replace("{model}", "{model}/versions/{version}")] if versioned else [path]
+        found.extend(Route(place, endpoint, methods=[method]) for place in places)
+
+    add("/v2/models/{model}/infer", infer, "POST", versioned=True)
+    add("/v2", routes.server)
+    add("/v2/health/live", routes.live)
+    add("/v2/health/ready", routes.ready)
+    add("/v2/models/stats", routes.stats)
+    add("/v2/models/{model}", routes.model, versioned=True)
+    add("/v2/models/{model}/ready", routes.model_ready, versioned=True)
+    add("/v2/models/{model}/config", routes.config, versioned=True)
+    add("/v2/models/{model}/stats", routes.stats, versioned=True)
+    add("/metrics", routes.metrics)
+    if supervised is not None:
+        add("/v2/repository/index", routes.index, "POST")
+        add("/v2/repository/models/{model}/load", routes.load, "POST")
+        add("/v2/repository/models/{model}/unload", routes.unload, "POST")
+    app: ASGIApp = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
+    return Around(app, shelf, sys.stderr if access_log else None)
+
+
+class Around:
+    """What every answer gets: connections end after it once the server stops, and a line in the access log if there is one."""
+
+    def __init__(self, app: ASGIApp, shelf: Shelf, log: Any) -> None:
+        self._app = app
+        self._shelf = shelf
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began = time.perf_counter()
+        status = sent = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._shelf.closing:
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            else:
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            if self._log is not None:
+                self._write(scope, status, sent, time.perf_counter() - began)
+
+    def _write(self, scope: Scope, status: int, sent: int, seconds: float) -> None:
+        """One line of JSON. Status 0: the client went before the answer."""
+        headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        length = dict(headers).get(b"content-length", b"0")
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "client": (scope.get("client") or ("",))[0],
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "received": int(length) if length.isdigit() else 0,
+            "sent": sent,
+            "ms": round(seconds * 1000, 3),
+        }
+        with contextlib.suppress(OSError):
+            self._log.write(json.dumps(line) + "\n")
+            self._log.flush()

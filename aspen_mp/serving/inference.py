@@ -1,0 +1,215 @@
+"""An inference request from its body to the arrays that a model takes, and from a model's results to the body of the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving import datatypes
+from aspen_mp.serving.body import Body
+from aspen_mp.serving.messages import MOST_DIMENSIONS, Answer, Input, Output, Request, Size, encoder, request_decoder
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.shm.errors import RequestError
+
+HEADER_LENGTH: Final = b"inference-header-content-length"
+CLASSES: Final = {0: None, 1: "high", 2: "normal"}
+"""The protocol's numbers of priorities, 0 being the model's own; all others are "low"."""
+_ITEMS: Final[dict[str, Any]] = {"b": list[bool], "i": list[int], "u": list[int], "f": list[float], "V": list[float], "O": list[str]}
+
+
+@dataclass(slots=True)
+class Call:
+    """What a request asks a model for.
+
+    Attributes:
+        id: The client's, echoed.
+        feeds: {input: array}.
+        outputs: Names of outputs, or None for all.
+        binary: By output, whether it is answered in bytes; `binary_default` for those not in it.
+        priority: A class of `Model.run`; None: the model's own.
+        deadline_ms: Milliseconds from now; None: the model's own.
+    """
+
+    id: str
+    feeds: dict[str, npt.NDArray[Any]]
+    outputs: list[str] | None
+    binary: dict[str, bool]
+    binary_default: bool
+    priority: str | None
+    deadline_ms: float | None
+
+
+async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo]) -> Call:
+    """A request from its body. `header_length`: of the JSON part, if bytes follow. Refused or RequestError if it is wrong."""
+    if header_length is not None and body.length is not None and header_length > body.length:
+        raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
+    text = await body.read_text(header_length)
+    request = decoded(text)
+    known = {info.name: info for info in inputs}
+    feeds: dict[str, npt.NDArray[Any]] = {}
+    pieces: list[memoryview] = []
+    strings: dict[str, tuple[Input, memoryview]] = {}
+    total = 0
+    for tensor in request.inputs:
+        if tensor.name in feeds:
+            raise RequestError(f"input {tensor.name!r} is given twice")
+        _refuse_extensions(tensor.parameters, f"input {tensor.name!r}")
+        dtype = _dtype(tensor, known.get(tensor.name))
+        size = tensor.parameters.binary_data_size
+        if size is None:
+            feeds[tensor.name] = from_json(tensor, dtype)
+            continue
+        if header_length is None:
+            raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
+        total += size
+        feeds[tensor.name], piece = _room(tensor, dtype, size)
+        if dtype.hasobject:
+            strings[tensor.name] = tensor, piece
+        pieces.append(piece)
+        if body.length is not None and header_length + total > body.length:
+            raise RequestError(f"binary_data_size of the inputs is {total} bytes together, and {body.length - header_length} bytes follow")
+    if header_length is not None:
+        await body.read_into(pieces)
+    for array in feeds.values():
+        if array.dtype == np.bool_:
+            np.not_equal(array.view(np.uint8), 0, out=array)  # kernels know of 0 and 1 only
+    for name, (tensor, piece) in strings.items():
+        feeds[name] = datatypes.unpacked_strings(piece, math.prod(tensor.shape), f"input {name!r}").reshape(tensor.shape)
+    return _call(request, feeds)
+
+
+def _call(request: Request, feeds: dict[str, npt.NDArray[Any]]) -> Call:
+    """The request with its arrays; what it says besides is checked."""
+    said = request.parameters
+    if said.sequence_id or said.sequence_start or said.sequence_end:
+        raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
+    binary: dict[str, bool] = {}
+    for wanted in request.outputs:
+        _refuse_extensions(wanted.parameters, f"output {wanted.name!r}")
+        if wanted.parameters.binary_data is not None:
+            binary[wanted.name] = wanted.parameters.binary_data
+    names = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
+    priority = said.priority if isinstance(said.priority, str) else CLASSES.get(said.priority or 0, "low")
+    deadline_ms = said.timeout / 1000 if said.timeout else None
+    return Call(request.id, feeds, names, binary, said.binary_data_output, priority, deadline_ms)
+
+
+def decoded(text: bytes | bytearray | memoryview) -> Request:
+    """The JSON part of a request. RequestError where it is not one."""
+    try:
+        return request_decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the request does not fit the protocol: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request is not JSON: {error}") from None
+    except RecursionError:
+        raise RequestError("the request is JSON that is nested too deeply") from None
+
+
+def _refuse_extensions(parameters: Any, where: str) -> None:
+    """What would change the meaning of a request and is not there is refused, not ignored."""
+    if parameters.shared_memory_region is not None:
+        raise RequestError(f"{where}: this server has no extension for shared memory. Send the tensor in the body")
+    if parameters.classification:
+        raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
+
+
+def _dtype(tensor: Input, info: ValueInfo | None) -> np.dtype[Any]:
+    """The dtype of an input. RequestError where the protocol or the model has another."""
+    dtype = datatypes.NAMES.get(tensor.datatype)
+    if dtype is None:
+        raise RequestError(f"input {tensor.name!r}: {tensor.datatype!r} is no datatype. The protocol has {', '.join(datatypes.NAMES)}")
+    if info is not None and dtype != info.dtype:
+        raise RequestError(f"input {tensor.name!r} must be {datatypes.name_of(info.dtype) or info.dtype}, not {tensor.datatype}")
+    return dtype
+
+
+def _room(tensor: Input, dtype: np.dtype[Any], size: int) -> tuple[npt.NDArray[Any], memoryview]:
+    """An array for a tensor that follows as bytes, and those bytes. RequestError where their number is not that of the shape."""
+    n = math.prod(tensor.shape)
+    if dtype.hasobject:
+        if size < 4 * n:
+            raise RequestError(f"input {tensor.name!r}: {size} bytes are too few for {n} strings")
+        return np.empty(0, object), memoryview(bytearray(size))
+    if n * dtype.itemsize != size:
+        raise RequestError(
+            f"input {tensor.name!r}: shape {tensor.shape} of {tensor.datatype} needs {n * dtype.itemsize} bytes, binary_data_size is {size}"
+        )
+    try:
+        array = np.empty(tensor.shape, dtype)
+    except ValueError as error:  # of no elements, and yet too large
+        raise RequestError(f"input {tensor.name!r}: shape {tensor.shape}: {error}") from None
+    return array, memoryview(array.reshape(-1).view(np.uint8))
+
+
+def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The array of a tensor whose numbers stand in the JSON, flat or nested. RequestError where they are not of its type or shape."""
+    where = f"input {tensor.name!r}"
+    if not isinstance(tensor.data, msgspec.Raw):
+        raise RequestError(f"{where} has neither data nor binary_data_size")
+    try:
+        items = msgspec.json.decode(tensor.data, type=_ITEMS[dtype.kind])
+    except msgspec.ValidationError:
+        items = _flat(msgspec.json.decode(tensor.data), _ITEMS[dtype.kind], where)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"{where}: {error}") from None
+    if len(items) != math.prod(tensor.shape):
+        raise RequestError(f"{where}: shape {tensor.shape} has {math.prod(tensor.shape)} elements, and data has {len(items)}")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(items, dtype).reshape(tensor.shape)
+    except (OverflowError, ValueError) as error:
+        raise RequestError(f"{where}: {error}") from None
+
+
+def _flat(data: Any, kind: Any, where: str) -> list[Any]:
+    """Nested lists as one."""
+    depth = 0
+    while isinstance(data, list) and data and all(isinstance(each, list) for each in data):
+        depth += 1
+        if depth > MOST_DIMENSIONS:
+            raise RequestError(f"{where}: data is nested deeper than {MOST_DIMENSIONS} lists")
+        data = [item for each in data for item in each]
+    try:
+        return msgspec.convert(data, kind)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{where}: its data does not fit its datatype: {error}") from None
+
+
+def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> tuple[list[tuple[bytes, bytes]], list[Any]]:
+    """Headers and the pieces of the body. Arrays that are answered in bytes are pieces themselves, not copied."""
+    outputs: list[Output] = []
+    pieces: list[Any] = []
+    for output, result in results.items():
+        datatype = datatypes.name_of(result.dtype)
+        if datatype is None:
+            raise RequestError(f"output {output!r} is {result.dtype}, for which the protocol has no name. Ask for other outputs")
+        shape = list(result.shape)
+        if call.binary.get(output, call.binary_default):
+            piece = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
+            pieces.append(piece)
+            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=Size(len(piece))))
+        else:
+            outputs.append(Output(name=output, datatype=datatype, shape=shape, data=_listed(result)))
+    text = encoder.encode(Answer(model_name=name, model_version=version, id=call.id, outputs=outputs))
+    if not pieces:
+        return [(b"content-type", b"application/json")], [text]
+    return [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, str(len(text)).encode())], [text, *pieces]
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _listed(array: npt.NDArray[Any]) -> list[Any]:
+    """The elements of an array for JSON. What is infinite or no number becomes null there."""
+    if array.dtype.hasobject:
+        return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.ravel()]
+    return (array.astype(np.float32) if array.dtype.kind == "V" else array).ravel().tolist()

@@ -1,0 +1,89 @@
+"""The JSON documents of an inference request and of its answer, as types. Unknown keys are ignored, as the protocol asks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+MOST_TENSORS: Final = 256
+MOST_DIMENSIONS: Final = 32
+
+Dimension = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Name = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class TensorParameters(msgspec.Struct, kw_only=True):
+    """What a tensor of a request may say besides. Those of shared memory and of classification are read to be refused."""
+
+    binary_data_size: Annotated[int, Meta(ge=0, lt=1 << 48)] | None = None
+    binary_data: bool | None = None
+    shared_memory_region: Any = None
+    classification: Any = None
+
+
+class Input(msgspec.Struct, kw_only=True):
+    """A tensor of a request. `data`: its numbers, flat or nested, undecoded; absent where they follow as bytes."""
+
+    name: Name
+    shape: Annotated[list[Dimension], Meta(max_length=MOST_DIMENSIONS)]
+    datatype: str
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+    data: msgspec.Raw | UnsetType = UNSET
+
+
+class Wanted(msgspec.Struct, kw_only=True):
+    """An output that is asked for."""
+
+    name: Name
+    parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
+
+
+class Parameters(msgspec.Struct, kw_only=True):
+    """What a request may say besides. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low."""
+
+    timeout: Annotated[int, Meta(ge=0)] | None = None
+    priority: Annotated[int, Meta(ge=0)] | str | None = None
+    binary_data_output: bool = False
+    sequence_id: Any = None
+    sequence_start: Any = None
+    sequence_end: Any = None
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """An inference request."""
+
+    id: Annotated[str, Meta(max_length=4096)] = ""
+    parameters: Parameters = msgspec.field(default_factory=Parameters)
+    inputs: Annotated[list[Input], Meta(max_length=MOST_TENSORS)]
+    outputs: Annotated[list[Wanted], Meta(max_length=MOST_TENSORS)] = msgspec.field(default_factory=list)
+
+
+class Size(msgspec.Struct):
+    """Where a tensor of an answer follows as bytes: how many."""
+
+    binary_data_size: int
+
+
+class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tensor of an answer."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Size | None = None
+    data: list[Any] | UnsetType = UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What an inference request is answered with."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[Output]
+
+
+request_decoder: Final = msgspec.json.Decoder(Request)
+encoder: Final = msgspec.json.Encoder()

@@ -1,0 +1,142 @@
+"""A model repository as it lies on disk: ``name/version/model.onnx``, and beside the versions an optional ``config.toml``.
+
+Links are followed: whoever may write into the folder decides what is served. Names that come from clients never become paths; they are
+looked up among what `scan` has found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aspen_mp.client.arguments import MOST_INSTANCES
+from aspen_mp.control.wire.protocol import LEAST_SHARE, MOST_SHARE
+from aspen_mp.planner.job.options import Objective, Precision
+from aspen_mp.shm.errors import ConfigError
+
+MODEL: Final = "model.onnx"
+CONFIG: Final = "config.toml"
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests that are run together. `max_batch`: rows at most; `max_delay_ms`: how long the first of them waits for others."""
+
+    max_batch: Annotated[int, Meta(ge=2, le=4096)]
+    max_delay_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is loaded and run.
+
+    Attributes:
+        instances: How many requests execute at the same time. None: what the profile says.
+        precision: "f32" or "bf16". None: what the profile says.
+        objective: "latency" or "throughput". None: what the profile says.
+        share: Weight where core time is short.
+        priority: Class of requests that name none.
+        deadline_ms: Milliseconds that a request has if it names none. None: any time.
+        versions: How many of the newest versions are served.
+        shapes: {input: shape} to plan and warm up before the model is served, where it leaves dimensions open.
+        batching: None: each request is run by itself.
+    """
+
+    instances: Annotated[int, Meta(ge=1, le=MOST_INSTANCES)] | None = None
+    precision: Precision | None = None
+    objective: Objective | None = None
+    share: Annotated[float, Meta(ge=LEAST_SHARE, le=MOST_SHARE)] = 1.0
+    priority: Literal["high", "normal", "low"] = "normal"
+    deadline_ms: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    versions: Annotated[int, Meta(ge=1, le=64)] = 1
+    shapes: dict[str, list[Annotated[int, Meta(ge=0)]]] | None = None
+    batching: Batching | None = None
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of a model; the defaults where there is no file. ConfigError names file and key."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Config)
+    except FileNotFoundError:
+        return Config()
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A version on disk. `stamp` changes with any of its files and with the configuration."""
+
+    name: str
+    version: int
+    path: str
+    stamp: str
+    config: Config = field(compare=False)
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a scan has found: versions by model, the newest first, and {model: why none of it can be read}."""
+
+    versions: dict[str, list[Found]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+def scan(root: Path) -> Contents:
+    """What a repository holds. OSError where the folder itself cannot be read. Folders of other names are no models."""
+    contents = Contents()
+    for folder in _folders(root, NAME):
+        try:
+            config = read_config(folder / CONFIG)
+            versions = [found for each in _folders(folder, _VERSION) if (found := _found(folder.name, each, config)) is not None]
+        except (ConfigError, OSError) as error:
+            contents.broken[folder.name] = str(error)
+            continue
+        if versions:
+            contents.versions[folder.name] = sorted(versions, key=lambda found: -found.version)
+    return contents
+
+
+def single(name: str, path: Path) -> Found:
+    """A model that is a file by itself, as version 1. FileNotFoundError where it is missing."""
+    return Found(name, 1, str(path.resolve(strict=True)), _stamp([path]), Config())
+
+
+def folders(root: Path) -> Iterator[Path]:
+    """Every folder whose changes matter: the repository, its models, their versions."""
+    yield root
+    for model in _folders(root, NAME):
+        yield model
+        yield from _folders(model, _VERSION)
+
+
+def _folders(parent: Path, names: re.Pattern[str]) -> list[Path]:
+    return sorted(each for each in parent.iterdir() if names.fullmatch(each.name) and each.is_dir())
+
+
+def _found(name: str, folder: Path, config: Config) -> Found | None:
+    path = folder / MODEL
+    if not path.is_file():
+        return None
+    stamp = _stamp([folder.parent / CONFIG, *sorted(folder.iterdir())])
+    return Found(name, int(folder.name), str(path), stamp, config)
+
+
+def _stamp(files: list[Path]) -> str:
+    """Tells apart what these files have held at different times."""
+    parts = []
+    for file in files:
+        try:
+            about = os.stat(file)
+        except OSError:
+            continue
+        parts.append(f"{file.name}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")
+    return "|".join(parts)

@@ -1,0 +1,173 @@
+"""A front end's models: what is served now, leases on it, and what is unloaded once nobody uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+import aspen_mp
+from aspen_mp.serving import datatypes
+from aspen_mp.serving.batching import Batcher
+from aspen_mp.serving.channel import Catalogue, Served, Unserved
+from aspen_mp.serving.inference import Call
+from aspen_mp.serving.repository import Config
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.shm.errors import AspenError, UnsupportedModelError
+from aspen_mp.shm.words import nearest
+
+Results = Mapping[str, npt.NDArray[Any]]
+
+
+def load(runtime: aspen_mp.Runtime, name: str, version: int, path: str, config: Config) -> aspen_mp.Model:
+    """A version as supervisor and front ends load it alike, so that they hold the same model. Errors are those of `Runtime.load`."""
+    model = runtime.load(
+        path,
+        name=f"{name}/{version}",
+        instances=config.instances,
+        input_shapes=config.shapes,
+        precision=config.precision,
+        objective=config.objective,
+        share=config.share,
+    )
+    for info in (*model.inputs, *model.outputs):
+        if info.kind not in {"tensor", "string"} or datatypes.name_of(info.dtype) is None:
+            model.unload()
+            raise UnsupportedModelError(
+                f"model {name!r}: {info.name!r} is {info.type or info.dtype}, for which the Open Inference Protocol has no name. Cast it "
+                "in the model, or call the model through aspen_mp.connect"
+            )
+    return model
+
+
+class Shelved:
+    """A version in service. Whoever uses it holds a `lease`; once it is retired, the last one unloads it."""
+
+    def __init__(self, served: Served, model: aspen_mp.Model) -> None:
+        self.served = served
+        self.model = model
+        self._leases = 0
+        self._retired = False
+        batching = served.config.batching
+        self._batcher = None if batching is None else Batcher(model, batching)
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Shelved]:
+        """Keeps the version loaded until the end of the block."""
+        self._leases += 1
+        try:
+            yield self
+        finally:
+            self._leases -= 1
+            self._unload_if_unused()
+
+    def retire(self) -> None:
+        """It is served no more. Called on the event loop, as all of this."""
+        self._retired = True
+        self._unload_if_unused()
+
+    def _unload_if_unused(self) -> None:
+        if self._retired and not self._leases:
+            asyncio.get_running_loop().run_in_executor(None, _unload, self.model)
+
+    async def run(self, call: Call) -> Results:
+        """The results of a request. Errors are those of `Model.run_async`."""
+        config = self.served.config
+        priority = call.priority or config.priority
+        deadline_ms = call.deadline_ms or config.deadline_ms
+        if self._batcher is not None and self._batcher.takes(call):
+            return await self._batcher.run(call, priority, deadline_ms)
+        return await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+
+
+def _unload(model: aspen_mp.Model) -> None:
+    with contextlib.suppress(AspenError):
+        model.unload()
+
+
+class Shelf:
+    """The models of a front end, as the last catalogue says.
+
+    Attributes:
+        absent: Why requests are not served now; empty if they are.
+        closing: Whether the server stops: it is not ready any more, and connections end with their answers.
+    """
+
+    def __init__(self, runtime: aspen_mp.Runtime) -> None:
+        self.runtime = runtime
+        self.absent = "the server starts"
+        self.closing = False
+        self._catalogue = Catalogue(number=0, served=[], unserved=[])
+        self._shelved: dict[str, dict[int, Shelved]] = {}
+
+    async def apply(self, catalogue: Catalogue) -> dict[str, str]:
+        """Serves what a catalogue says. Returns {model: reason} for what could not be loaded; the versions before it stay then."""
+        failed: dict[str, str] = {}
+        wanted: dict[str, list[Served]] = {}
+        for served in catalogue.served:
+            wanted.setdefault(served.name, []).append(served)
+        for name, versions in wanted.items():
+            try:
+                await self._replace(name, versions)
+            except Exception as error:
+                print(f"aspen-mp serve: model {name!r} was not loaded by a front end: {error}", file=sys.stderr, flush=True)
+                failed[name] = str(error)
+        for name in self._shelved.keys() - wanted.keys():
+            for shelved in self._shelved.pop(name).values():
+                shelved.retire()
+        self._catalogue = catalogue
+        self.absent = catalogue.absent
+        self.closing |= catalogue.draining
+        return failed
+
+    async def _replace(self, name: str, versions: list[Served]) -> None:
+        """New versions are loaded before old ones are retired: there is no moment without one."""
+        before = self._shelved.get(name, {})
+        after: dict[int, Shelved] = {}
+        for served in versions:
+            known = before.get(served.version)
+            if known is not None and known.served == served:
+                after[served.version] = known
+                continue
+            model = await asyncio.to_thread(load, self.runtime, name, served.version, served.path, served.config)
+            after[served.version] = Shelved(served, model)
+        self._shelved[name] = after
+        for version, shelved in before.items():
+            if after.get(version) is not shelved:
+                shelved.retire()
+
+    def find(self, name: str, version: str | None = None) -> Shelved:
+        """The version of a model, the newest where none is asked for. Refused: 404 where there is none, 503 where it failed."""
+        versions = self._shelved.get(name)
+        if not versions:
+            reasons = [each.reason for each in self._catalogue.unserved if each.name == name]
+            if reasons:
+                raise Refused(503, f"model {name!r} is not served: {reasons[0]}", 5)
+            meant = nearest(name, self._shelved)
+            hint = f" (is {meant!r} meant?)" if meant else ""
+            raise Refused(404, f"there is no model {name[:200]!r}{hint}. GET /v2/health/ready says what is not ready")
+        if version is None:
+            return versions[max(versions)]
+        found = versions.get(int(version)) if version.isascii() and version.isdecimal() and len(version) < 20 else None
+        if found is None:
+            there = ", ".join(map(str, sorted(versions)))
+            raise Refused(404, f"model {name!r} has no version {version[:40]!r}. Served is {there}")
+        return found
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a model that are served, the oldest first."""
+        return [str(version) for version in sorted(self._shelved.get(name, {}))]
+
+    @property
+    def all(self) -> list[Shelved]:
+        """Every version in service."""
+        return [shelved for versions in self._shelved.values() for shelved in versions.values()]
+
+    @property
+    def unserved(self) -> list[Unserved]:
+        """Every version that is known and not served."""
+        return self._catalogue.unserved

@@ -1,0 +1,65 @@
+"""Which status of HTTP an error is answered with, and after how long a client should try again."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from aspen_mp.shm.errors import (
+    AspenError,
+    ConfigError,
+    DeadlineMissed,
+    ExternalDataError,
+    ModelInvalidError,
+    ModelParseError,
+    PoisonTile,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ResourceLimitError,
+    RuntimeLost,
+    RuntimeNotFound,
+    UnsupportedModelError,
+)
+
+
+class Refused(AspenError):
+    """A request that the server itself refuses. `status`: of HTTP; `retry_s`: of ``Retry-After``."""
+
+    def __init__(self, status: int, message: str, retry_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_s = retry_s
+
+
+class Answered(NamedTuple):
+    """A status, and seconds for ``Retry-After`` if it has one."""
+
+    status: int
+    retry_s: int | None = None
+
+
+TABLE: Final[list[tuple[type[BaseException], Answered]]] = [
+    (QueueFull, Answered(429, 1)),
+    (DeadlineMissed, Answered(504)),
+    (RequestTimeout, Answered(504)),
+    (PoisonTile, Answered(500)),
+    (RequestCancelled, Answered(503, 1)),
+    (RequestError, Answered(400)),
+    (RuntimeLost, Answered(503, 1)),
+    (RuntimeNotFound, Answered(503, 1)),
+    (ResourceLimitError, Answered(503, 5)),
+    (ModelParseError, Answered(400)),
+    (ModelInvalidError, Answered(400)),
+    (UnsupportedModelError, Answered(400)),
+    (ExternalDataError, Answered(400)),
+    (ConfigError, Answered(400)),
+]
+"""The first class that fits counts. Everything else is 500."""
+
+
+def of(error: BaseException) -> Answered:
+    """How an error is answered."""
+    if isinstance(error, Refused):
+        return Answered(error.status, error.retry_s)
+    return next((answered for kind, answered in TABLE if isinstance(error, kind)), Answered(500))

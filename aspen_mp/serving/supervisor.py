@@ -1,0 +1,323 @@
+"""The supervisor of `aspen-mp serve`: it keeps runtime and front ends alive, and tells front ends what to serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import aspen_mp
+from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
+from aspen_mp.serving.front_end import Settings
+from aspen_mp.serving.keeper import Keeper, unload
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.repository import folders
+from aspen_mp.serving.watching import Watch
+from aspen_mp.shm.errors import AspenError, RuntimeLost
+from aspen_mp.shm.words import count
+
+SHORT_S: Final = 10.0
+MOST_SHORT: Final = 8
+"""A server ends whose front ends have died so often in a row within `SHORT_S` of their start."""
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
+    accepting, for load balancers to notice."""
+
+    front_ends: int
+    limits: Limits
+    watch: bool
+    allow_repository: bool
+    access_log: bool
+    grace_s: float
+    drain_s: float
+
+
+class _FrontEnd:
+    """One that runs. `applied`: the number of the last catalogue that it has reached."""
+
+    def __init__(self, process: Process, channel: Channel) -> None:
+        self.process = process
+        self.channel = channel
+        self.applied = 0
+        self.failed: dict[str, str] = {}
+        self.began = time.monotonic()
+
+
+class Supervisor:
+    """A server from its start to its end. `watched`: repositories whose changes are followed, if `Options.watch`."""
+
+    def __init__(
+        self, runtime: aspen_mp.Runtime, keeper: Keeper, options: Options, sockets: Sequence[socket.socket], watched: Sequence[Path]
+    ) -> None:
+        self._runtime = runtime
+        self._keeper = keeper
+        self._options = options
+        self._sockets = sockets
+        self._watched = watched
+        self._front_ends: set[_FrontEnd] = set()
+        self._short = 0
+        self._number = 0
+        self._absent = ""
+        self._stopping = asyncio.Event()
+        self._failure: Exception | None = None
+        self._settling = asyncio.Lock()
+        self._reached = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, ready: Callable[[], None], stopping: Callable[[], None]) -> None:
+        """Serves until SIGTERM or Ctrl-C. `ready` is called once all front ends serve, `stopping` when the end begins. Errors are those
+        that end a server, those of `ready` among them."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        with contextlib.ExitStack() as stack:
+            if self._options.watch:
+                self._watch(stack)  # before the first look, so that nothing is missed
+            await self._settle()
+            for _ in range(self._options.front_ends):
+                self._spawn(self._keep_front_end())
+            self._spawn(self._keep_runtime())
+            try:
+                if await self._until_reached():
+                    ready()
+                await self._stopping.wait()
+                stopping()
+            finally:
+                self._stopping.set()
+                await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or (error if isinstance(error, Exception) else AspenError(str(error)))
+            self._stopping.set()
+
+    # ---- the catalogue
+
+    def _catalogue(self) -> Catalogue:
+        keeper = self._keeper
+        return Catalogue(
+            number=self._number, served=keeper.served, unserved=keeper.unserved, absent=self._absent, draining=self._stopping.is_set()
+        )
+
+    def _tell_all(self) -> None:
+        self._number += 1
+        catalogue = self._catalogue()
+        for each in self._front_ends:
+            each.channel.send(catalogue)
+
+    async def _until_reached(self) -> bool:
+        """Sleeps until every front end has reached the present catalogue. False where the server stops first."""
+        number = self._number
+
+        def reached() -> bool:
+            there = len(self._front_ends) == self._options.front_ends and all(each.applied >= number for each in self._front_ends)
+            return there or self._stopping.is_set()
+
+        stop = asyncio.ensure_future(self._stopping.wait())
+        stop.add_done_callback(lambda stop: None if stop.cancelled() else self._spawn(self._notify()))
+        try:
+            async with self._reached:
+                await self._reached.wait_for(reached)
+        finally:
+            stop.cancel()
+        return not self._stopping.is_set()
+
+    async def _notify(self) -> None:
+        async with self._reached:
+            self._reached.notify_all()
+
+    async def _settle(self) -> None:
+        """Serves what lies on disk. Old versions are unloaded once no front end offers them."""
+        async with self._settling:
+            before = self._keeper.served, self._keeper.unserved
+            try:
+                old = await self._keeper.settle()
+            except RuntimeLost:
+                return  # once the runtime is there again, this is done again
+            if (self._keeper.served, self._keeper.unserved) == before:
+                return
+            self._tell_all()
+            if old and self._front_ends:
+                await self._until_reached()
+            await asyncio.to_thread(unload, old)
+
+    def _watch(self, stack: contextlib.ExitStack) -> None:
+        watch = Watch()
+        stack.callback(watch.close)
+        loop = asyncio.get_running_loop()
+
+        def add() -> None:
+            for root in self._watched:
+                with contextlib.suppress(FileNotFoundError):  # a folder that goes while it is looked at
+                    watch.add(folders(root))
+
+        def changed() -> None:
+            watch.read()
+            add()
+            self._spawn(self._settle())
+
+        add()
+        loop.add_reader(watch.fd, changed)
+        stack.callback(loop.remove_reader, watch.fd)
+
+    # ---- the runtime
+
+    async def _keep_runtime(self) -> None:
+        """Starts the runtime again, or waits for the next one of its name, whenever it is lost."""
+        while not self._stopping.is_set():
+            await self._until_lost()
+            if self._stopping.is_set():
+                return
+            self._absent = "the runtime was lost and is started again"
+            self._tell_all()
+            _say(self._absent)
+            while not self._stopping.is_set():
+                try:
+                    await asyncio.to_thread(self._runtime.revive, self._keeper.models)
+                    break
+                except RuntimeLost as lost:
+                    if self._runtime.closed and lost.wait_s is None:
+                        raise
+            self._absent = ""
+            self._tell_all()
+            self._spawn(self._settle())
+
+    async def _until_lost(self) -> None:
+        """Until the planner process has ended, or the server stops."""
+        loop = asyncio.get_running_loop()
+        lost = asyncio.Event()
+        try:
+            pidfd = os.pidfd_open(self._runtime.own_pid or self._runtime.pid)
+        except ProcessLookupError:
+            return
+        loop.add_reader(pidfd, lost.set)
+        waits = [asyncio.ensure_future(lost.wait()), asyncio.ensure_future(self._stopping.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    # ---- front ends
+
+    async def _keep_front_end(self) -> None:
+        """A front end, and the next one when it dies."""
+        while not self._stopping.is_set():
+            front_end = await self._start()
+            hearing = asyncio.ensure_future(self._hear(front_end))
+            status = await front_end.process.wait()
+            hearing.cancel()
+            self._front_ends.discard(front_end)
+            front_end.channel.close()
+            if self._stopping.is_set():
+                return
+            self._short = self._short + 1 if time.monotonic() - front_end.began < SHORT_S else 0
+            _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
+            if self._short >= MOST_SHORT:
+                raise AspenError(f"front ends end again and again, the last one with status {status}. Their messages above say why")
+
+    async def _start(self) -> _FrontEnd:
+        ours, theirs = socket.socketpair()
+        sockets = [sock.fileno() for sock in self._sockets]
+        options = self._options
+        settings = Settings(
+            runtime=self._runtime.name,
+            parent=os.getpid(),
+            channel=theirs.fileno(),
+            sockets=sockets,
+            limits=options.limits,
+            grace_s=options.grace_s,
+            repository=options.allow_repository,
+            access_log=options.access_log,
+        )
+        command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=[theirs.fileno(), *sockets], stdin=asyncio.subprocess.DEVNULL, process_group=0
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        front_end = _FrontEnd(process, await Channel.over(ours))
+        self._front_ends.add(front_end)
+        front_end.channel.send(self._catalogue())
+        return front_end
+
+    async def _hear(self, front_end: _FrontEnd) -> None:
+        while (message := await front_end.channel.receive()) is not None:
+            if isinstance(message, Applied):
+                front_end.applied, front_end.failed = message.number, message.failed
+                await self._notify()
+            elif isinstance(message, Ask):
+                self._spawn(self._change(front_end, message))
+
+    async def _change(self, front_end: _FrontEnd, ask: Ask) -> None:
+        """Loads or unloads a model for a client, and answers when all front ends have done so."""
+        keeper, name = self._keeper, ask.model
+        if ask.load:
+            keeper.bring(name)
+        elif any(each.name == name for each in keeper.served):
+            keeper.give_up(name)
+        else:
+            front_end.channel.send(Done(number=ask.number, status=404, reason=f"no model {name[:200]!r} is loaded"))
+            return
+        await self._settle()
+        await self._until_reached()
+        done = Done(number=ask.number)
+        if ask.load:
+            reasons = [each.reason for each in keeper.unserved if each.name == name]
+            if reasons:
+                done = Done(number=ask.number, status=400, reason=f"model {name!r} was not loaded: {reasons[0]}")
+            elif not any(each.name == name for each in keeper.served):
+                done = Done(number=ask.number, status=404, reason=f"the repository has no model {name[:200]!r}")
+        front_end.channel.send(done)
+
+    # ---- the end
+
+    async def _end(self) -> None:
+        """Readiness first, then what is in flight, then the processes."""
+        self._tell_all()
+        if self._failure is None and self._front_ends:
+            await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have
+        processes = [each.process for each in self._front_ends]
+        for each in self._front_ends:
+            each.channel.send(Finish())
+        waits = [asyncio.ensure_future(process.wait()) for process in processes]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=self._options.grace_s + SHORT_S)
+            if late:
+                _say(f"{count(len(late), 'front end')} did not end in time and {'is' if len(late) == 1 else 'are'} killed")
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*waits)
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _say(text: str) -> None:
+    print(f"aspen-mp serve: {text}", file=sys.stderr, flush=True)
