@@ -1,8 +1,8 @@
 """What every test of processes must leave behind: nothing.
 
-Tests under api, crash and stress are audited: segments in /dev/shm, child processes, descriptors and mappings of the test process, and
-files in the run directory have to be back to where they were; that costs a test without remains a millisecond. `ASPEN_MP_TIER=long` selects
-longer runs (`make stress`, `make zoo`). The plan cache is off, but for its own tests.
+Tests under api, crash, serving and stress are audited: segments in /dev/shm, child processes, descriptors and mappings of the test
+process, and files in the run directory have to be back to where they were; that costs a test without remains a millisecond.
+`ASPEN_MP_TIER=long` selects longer runs (`make stress`, `make zoo`). The plan cache is off, but for its own tests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, which has us ignore Ctrl-C; the processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-AUDITED = {"api", "crash", "stress"}
+AUDITED = {"api", "crash", "serving", "stress"}
 SETTLE_S = 20.0
 
 

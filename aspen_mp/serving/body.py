@@ -125,7 +125,7 @@ class Body:
                 return found
             if self._rest:
                 raise Refused(413, f"the JSON part has more than the {n} bytes that this server takes. Send tensors as binary data")
-        if exact:
+        if exact and len(found) < n:
             raise Refused(400, f"the body ends after {self._seen} bytes, before the {n} bytes of its JSON part")
         return found
 

@@ -52,6 +52,7 @@ class FrontEnd:
         self._numbers = itertools.count(1)
         self._latest: Catalogue | None = None
         self._news = asyncio.Event()
+        self._loaded = asyncio.Event()
         LimitedConnection.limits = settings.limits
         app = application(self._shelf, settings.limits, self if settings.repository else None, access_log=settings.access_log)
         self._server = uvicorn.Server(
@@ -75,7 +76,7 @@ class FrontEnd:
         applying = asyncio.create_task(self._apply_catalogues())
         hearing = asyncio.create_task(self._hear())
         try:
-            await self._news.wait()
+            await self._loaded.wait()  # not before: what it accepts, another front end could have answered
             sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
             await self._server.serve(sockets)
         finally:
@@ -98,6 +99,7 @@ class FrontEnd:
                 break
         self._shelf.closing = True
         self._server.should_exit = True
+        self._loaded.set()
 
     async def _apply_catalogues(self) -> None:
         """Of several catalogues that come while one is applied only the last one counts."""
@@ -108,6 +110,7 @@ class FrontEnd:
                 self._news.clear()
                 continue
             self._channel.send(Applied(number=catalogue.number, failed=await self._shelf.apply(catalogue)))
+            self._loaded.set()
 
     async def change(self, model: str, *, load: bool) -> None:
         """As of `http.Supervised`."""
