@@ -20,6 +20,8 @@ _CREATE: Final = 0x100
 _MOVED_TO: Final = 0x80
 _GONE: Final = 0x400 | 0x800 | 0x8000  # the directory itself: deleted, moved, no longer watched
 _EVENT: Final = struct.Struct("iIII")
+_LONGEST_S: Final = 1e6
+"""What poll(2) can wait: it counts milliseconds in 31 bits."""
 
 
 class Watch:
@@ -56,7 +58,9 @@ class Watch:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.register(stop, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        ready = {fd for fd, _ in poll.poll(min(max(0.0, seconds), _LONGEST_S) * 1000)}
+        if not ready and seconds > _LONGEST_S:
+            return True  # the caller looks once more, and waits on
         if self._fd not in ready or stop in ready:
             return False
         with suppress(BlockingIOError):
