@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import math
 import os
 import socket
 import stat
@@ -128,7 +129,7 @@ def _runtime(name: str | None, workers: int | None) -> Runtime:
     import aspen_mp
 
     if name is not None:
-        return aspen_mp.connect(name)
+        return aspen_mp.connect(name, wait_s=math.inf)  # a server outlives the runtime that it serves from
     return aspen_mp.Runtime(workers, name=f"serve-{os.getpid()}", retry=True, log="warning")
 
 

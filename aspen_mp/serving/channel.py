@@ -72,7 +72,7 @@ class Finish(msgspec.Struct, tag=True):
 
 
 Message = Catalogue | Applied | Ask | Done | Finish
-_decoder: Final = msgspec.json.Decoder(Message)
+_decoder: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
 
 
 class Channel:

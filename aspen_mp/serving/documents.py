@@ -70,7 +70,7 @@ def statistics(shelved: Iterable[Shelved], status: Mapping[str, Any]) -> dict[st
 
 def _statistics(shelved: Shelved, status: Mapping[str, Any]) -> dict[str, Any]:
     counted = status["requests"].get(shelved.model.name, {})
-    scheduled = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
+    scheduled: Mapping[str, Any] = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
     done = counted.get("completed", 0)
     failed = sum(value for key, value in counted.items() if isinstance(value, int) and key not in {"completed", "in_flight"})
     seconds = counted.get("seconds", {}).get("sum_s", 0.0)

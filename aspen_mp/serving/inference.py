@@ -146,7 +146,7 @@ def _room(tensor: Input, dtype: np.dtype[Any], size: int) -> tuple[npt.NDArray[A
         array = np.empty(tensor.shape, dtype)
     except ValueError as error:  # of no elements, and yet too large
         raise RequestError(f"input {tensor.name!r}: shape {tensor.shape}: {error}") from None
-    return array, memoryview(array.reshape(-1).view(np.uint8))
+    return array, array.reshape(-1).view(np.uint8).data
 
 
 def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -205,7 +205,7 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _listed(array: npt.NDArray[Any]) -> list[Any]:

@@ -153,7 +153,7 @@ def _zeros(inputs: Sequence[ValueInfo], config: Config) -> dict[str, Any] | None
         shape = (config.shapes or {}).get(info.name, info.shape)
         if shape is None or info.kind != "tensor" or not all(isinstance(dim, int) for dim in shape):
             return None
-        feeds[info.name] = np.zeros(shape, info.dtype)  # type: ignore[arg-type]
+        feeds[info.name] = np.zeros(shape, info.dtype)
     return feeds
 
 

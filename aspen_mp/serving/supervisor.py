@@ -10,9 +10,9 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -100,8 +100,8 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._over)
 
@@ -191,24 +191,33 @@ class Supervisor:
             self._absent = "the runtime was lost and is started again"
             self._tell_all()
             _say(self._absent)
-            while not self._stopping.is_set():
-                try:
-                    await asyncio.to_thread(self._runtime.revive, self._keeper.models)
-                    break
-                except RuntimeLost as lost:
-                    if self._runtime.closed and lost.wait_s is None:
-                        raise
+            try:
+                await self._revive()
+            except RuntimeLost:
+                if self._stopping.is_set():
+                    return
+                raise
             self._absent = ""
             self._tell_all()
             self._spawn(self._settle())
+
+    async def _revive(self) -> None:
+        """Until there is a runtime with all models. RuntimeLost where there will be none."""
+        while True:
+            try:
+                await asyncio.to_thread(self._runtime.revive, self._keeper.models)
+                return
+            except RuntimeLost:
+                if self._runtime.closed or self._stopping.is_set():
+                    raise
 
     async def _until_lost(self) -> None:
         """Until the planner process has ended, or the server stops."""
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
         try:
-            pidfd = os.pidfd_open(self._runtime.own_pid or self._runtime.pid)
-        except ProcessLookupError:
+            pidfd = os.pidfd_open(self._runtime.own_pid or await asyncio.to_thread(lambda: self._runtime.pid))
+        except (ProcessLookupError, RuntimeLost):
             return
         loop.add_reader(pidfd, lost.set)
         waits = [asyncio.ensure_future(lost.wait()), asyncio.ensure_future(self._stopping.wait())]
@@ -315,6 +324,8 @@ class Supervisor:
                 if process.returncode is None:
                     process.kill()
             await asyncio.gather(*waits)
+        if self._absent:
+            await asyncio.to_thread(self._runtime.close)  # ends the wait for another one
         for task in list(self._tasks):
             task.cancel()
 

@@ -174,6 +174,48 @@ def test_a_runtime_that_others_started(models: Path) -> None:
         tools.Server(models, "--name", "served", workers=None, folder=models)
 
 
+def infer_until(client: tools.Client, wanted: int) -> None:
+    """Until a request has this status."""
+    while client.ask("/v2/models/mlp/infer", mlp_request())[0] != wanted:
+        pass
+
+
+def test_the_next_runtime_of_the_name(models: Path) -> None:
+    import aspen_mp
+
+    first = aspen_mp.Runtime(workers=1, name="comes-and-goes")
+    with tools.serving(models, models, "--name", "comes-and-goes", workers=None) as server, tools.client(server.address) as client:
+        check(client)
+        first.close()
+        infer_until(client, 503)
+        assert client.ask("/v2/health/ready")[0] == 503
+        with aspen_mp.Runtime(workers=1, name="comes-and-goes"):
+            infer_until(client, 200)
+            check(client)
+        infer_until(client, 503)
+        assert server.stop() == 0  # although it waits for another one
+
+
+def test_too_many_requests(models: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)
+    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with tools.serving(models, models, "--max-queued", "1") as server:
+        clients = [tools.Client(server.address) for _ in range(8)]
+        seen: set[int] = set()
+
+        def once(k: int) -> None:
+            status, headers, said = clients[k].ask("/v2/models/chain/infer", body)
+            assert status == 200 or (status == 429 and headers["retry-after"] and said["error"])
+            seen.add(status)
+
+        with tools.load(len(clients), once):
+            while seen != {200, 429}:
+                server.process.poll()
+        for each in clients:
+            each.close()
+
+
 def test_one_copy_of_the_weights(tmp_path: Path) -> None:
     onnx.save(small_models.projection(1, 1024, 4096), tmp_path / "large.onnx")
     with tools.serving(tmp_path, tmp_path / "large.onnx", "--http-workers", "3") as server, tools.client(server.address) as client:

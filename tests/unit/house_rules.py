@@ -58,7 +58,6 @@ LONG_FUNCTIONS: Final = {
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
-    "aspen_mp.cli.serve.serve": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.trace.trace": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.planner.passes.patterns.activations._rows": "a table: one row for each spelling",
 }
