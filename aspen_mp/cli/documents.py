@@ -364,7 +364,7 @@ class Look(Document):
     events: list[Event]
 
 
-# ---- aspen-mp launch, stop, metrics
+# ---- aspen-mp launch, serve, stop, metrics
 
 
 class Launched(Document):
@@ -376,6 +376,16 @@ class Launched(Document):
     launcher: int
     workers: list[int]
     shared: list[int]
+    models: list[str]
+    metrics: str | UnsetType = UNSET
+
+
+class Served(Document):
+    """`aspen-mp serve`, once it answers. `at`: addresses; `pid`: the process that holds models and front ends; `models`: what is served."""
+
+    at: list[str]
+    runtime: str
+    pid: int
     models: list[str]
     metrics: str | UnsetType = UNSET
 
@@ -829,6 +839,7 @@ class Error(Document):
 
 DOCUMENTS: Final[dict[str, Any]] = {
     "launch": Launched,
+    "serve": Served,
     "run": Run,
     "plan": Plan,
     "coplan": Coplan,
