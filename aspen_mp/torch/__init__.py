@@ -29,9 +29,10 @@ def optimize(
 ) -> Module:
     """Run the `forward` of a PyTorch module in a runtime, in place.
 
-    Hooks, `state_dict`, parameters and submodules stay. Changed parameters are noticed at the next call, except for changes through
-    ``.data`` or a numpy array over the same memory. ``module.train()`` gives PyTorch back, ``module.eval()`` the runtime. Calls whose
-    inputs need gradients run in PyTorch, with one warning. All others run as if under ``torch.no_grad()``.
+    Hooks, `state_dict`, parameters and submodules stay. Changed parameters are noticed at the next call. Of changes that PyTorch does not
+    count, through ``.data`` or a numpy array for example, those of less than a third of a parameter may go unnoticed.
+    ``module.train()`` gives PyTorch back, ``module.eval()`` the runtime. Calls whose inputs need gradients run in PyTorch, with one
+    warning. All others run as if under ``torch.no_grad()``.
 
     Args:
         module: A `torch.nn.Module` on the CPU.

@@ -1,7 +1,7 @@
 """What a compiled graph is when it is called: arguments in, results out, constants watched.
 
-Constants (parameters and buffers) are part of a loaded model. Each call compares their addresses and versions with those of the model that
-was loaded. Tensors that have changed, or others in their places, lead to another model; what changes often becomes an input.
+Constants (parameters and buffers) are part of a loaded model. Each call compares their addresses, versions and a few elements with those of
+the model that was loaded. Tensors that have changed, or others in their places, lead to another model; what changes often becomes an input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from aspen_mp.shm.errors import RuntimeLost
-from aspen_mp.torch import weights
+from aspen_mp.torch import watching, weights
 from aspen_mp.torch.builder import NUMPY_TYPES
 from aspen_mp.torch.importer import Imported, Input, import_graph
 
@@ -47,24 +47,16 @@ class Options:
 class _Variant:
     """The graph with certain constants, loaded. `watched`: their places among the arguments."""
 
-    def __init__(self, model: Model, imported: Imported, args: Sequence[Any]) -> None:
+    def __init__(self, model: Model, imported: Imported, args: tuple[Any, ...]) -> None:
         self.model = model
         self.run = model.run
         self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
         self.stamps = [_stamp(args[place]) for place in self.watched]
         self.references: list[Any] = []
-        self._ids, self._addresses, self._versions = ([stamp[k] for stamp in self.stamps] for k in range(3))
+        watched = watching.watch(args, self.watched)
+        self.holds, self.changed = watched.holds, watched.changed
         self.feeds = [(item.name, item.place, feed(item)) for item in imported.inputs]
         self.results = [result(output) for output in imported.outputs]
-
-    def holds(self, args: Sequence[Any]) -> bool:
-        """Whether constants are still those that were loaded. Each call asks."""
-        now = [args[place] for place in self.watched]
-        return (
-            list(map(id, now)) == self._ids
-            and [tensor.data_ptr() for tensor in now] == self._addresses
-            and [tensor._version for tensor in now] == self._versions
-        )
 
 
 class Compiled:
@@ -99,20 +91,20 @@ class Compiled:
 
     # ---- models
 
-    def _elsewhere(self, args: Sequence[Any]) -> _Variant:
+    def _elsewhere(self, args: tuple[Any, ...]) -> _Variant:
         """The runtime has ended: there may be another by now, which knows nothing of these models."""
         with self._lock:
             self._variants.clear()
             self._last = None
         return self._find(args)
 
-    def _find(self, args: Sequence[Any]) -> _Variant:
+    def _find(self, args: tuple[Any, ...]) -> _Variant:
         with self._lock:
             self._make_inputs({place for place in self._constants if args[place].is_inference()})  # these do not count their changes
             key = self._key(args)
             variant = self._variants.get(key)
-            if variant is None:
-                self._note_changes(args)
+            if variant is None or not variant.holds(args):
+                self._note_changes(variant or self._last, args)
                 variant = self._load(args)
                 while len(self._variants) >= MOST_VARIANTS:
                     self._variants.pop(next(iter(self._variants)))
@@ -125,15 +117,12 @@ class Compiled:
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(_stamp(args[constant.place]) for constant in self._imported.constants if constant.place >= 0)
 
-    def _note_changes(self, args: Sequence[Any]) -> None:
-        """Forgets the last model if its constants have changed in place; those that have done so often become inputs."""
-        if self._last is None:
+    def _note_changes(self, before: _Variant | None, args: tuple[Any, ...]) -> None:
+        """Forgets a model whose constants have changed in place; those that have done so often become inputs."""
+        changed = [] if before is None else before.changed(args)
+        if before is None or not changed:
             return
-        places, old = self._last.watched, self._last.stamps
-        changed = [place for place, stamp in zip(places, old, strict=True) if stamp[0] == id(args[place]) and stamp != _stamp(args[place])]
-        if not changed:
-            return
-        self._variants.pop(tuple(old), None)
+        self._variants.pop(tuple(before.stamps), None)
         for place in changed:
             self._changes[place] = self._changes.get(place, 0) + 1
         self._make_inputs({place for place in changed if self._changes[place] > MOST_CHANGES})
@@ -146,7 +135,7 @@ class Compiled:
             self._variants.clear()
             self._last = None
 
-    def _load(self, args: Sequence[Any]) -> _Variant:
+    def _load(self, args: tuple[Any, ...]) -> _Variant:
         imported = self._imported
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants

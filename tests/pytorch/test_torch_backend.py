@@ -189,6 +189,36 @@ def test_weights_that_change_are_noticed(compiled: Any) -> None:
     same(run(x), module(x))
 
 
+@pytest.mark.parametrize("how", ["data", "numpy", "dlpack", "part"])
+def test_changes_that_pytorch_does_not_count_are_noticed(how: str, compiled: Any) -> None:
+    module = block()
+    x, weight = torch.randn(1, 3, 16, 16), module.conv.weight
+    same(compiled(module)(x), module(x))
+    version = weight._version
+    if how == "data":
+        weight.data.mul_(2)  # exponents change, and no other bits
+    elif how == "numpy":
+        weight.detach().numpy()[:] = 0.5
+    elif how == "dlpack":
+        torch.from_dlpack(weight.detach()).data.add_(1)
+    else:
+        weight.data[len(weight) // 2 :] = 0
+    assert weight._version == version
+    same(compiled(module)(x), module(x))
+
+
+def test_a_weight_whose_changes_are_not_counted_becomes_an_input(compiled: Any, runtime: Any) -> None:
+    module = block()
+    run = compiled(module)
+    x = torch.randn(1, 3, 16, 16)
+    for step in range(6):
+        same(run(x), module(x))
+        module.conv.weight.data.sub_(0.01 * (step + 1))
+    before = runtime.status()["models"]
+    same(run(x), module(x))
+    assert [model["id"] for model in runtime.status()["models"]] == [model["id"] for model in before]
+
+
 def test_a_weight_that_changes_often_becomes_an_input(compiled: Any, runtime: Any) -> None:
     module, x = block(), torch.randn(2, 3, 9, 9)
     run = compiled(module)

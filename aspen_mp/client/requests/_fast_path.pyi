@@ -1,4 +1,4 @@
-"""The fast path of a request."""
+"""The fast path of a request, and the watch over tensors that a model was made of."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NoReturn, Protocol, final, type_check_only
@@ -75,3 +75,23 @@ class FastPath:
         Raises what `Stage.run` raises."""
     def drain(self) -> int:
         """How many requests have taken this path since the last call."""
+
+@final
+class Watched:
+    """Tensors of another library whose contents are part of a loaded model, as they were when this was made.
+
+    Each request asks whether they are still so. Most changes show in an identity, an address or a version. Those that the library does not
+    count show in a few elements of each tensor, which are compared with what they were.
+
+    Args:
+        args: The arguments of the call that loaded the model. Watched ones have `data_ptr()` and `_version`, as those of PyTorch do. No
+            reference to them is kept.
+        places: For each watched argument its place among `args`, the bytes of an element (1, 2, 4 or 8), and how many bytes behind
+            `data_ptr()` the elements lie that are compared.
+    """
+
+    def __init__(self, args: tuple[Any, ...], places: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
+    def holds(self, args: tuple[Any, ...]) -> bool:
+        """Whether all are the same tensors, with the addresses, versions and elements that they had."""
+    def changed(self, args: tuple[Any, ...]) -> list[int]:
+        """The places of those that are the same tensor with another address, version or elements."""

@@ -1,19 +1,27 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The fast path of a request through shared memory: inputs in, publish, sleep, outputs out. Documentation of names: _fast_path.pyi."""
+"""What each request of a client runs through: the fast path through shared memory, and the watch over tensors that a model was made of.
+
+Documentation of names: _fast_path.pyi.
+"""
 
 from functools import partial
 from weakref import ref
 
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from aspen_mp.shm.bindings._channel import FINE
 from aspen_mp.shm.errors import RuntimeLost
 from aspen_mp.shm.values import told
+
+cdef extern from "Python.h":
+    PyObject *PyTuple_GET_ITEM(tuple, Py_ssize_t)  # borrowed
+    void __builtin_prefetch(const void *) nogil  # reads nothing, so any address will do
 
 cnp.import_array()
 
@@ -184,3 +192,102 @@ cdef class FastPath:
         cdef uint64_t taken = self._taken
         self._taken = 0
         return taken
+
+
+cdef struct Tensor:
+    Py_ssize_t place  # among the arguments
+    PyObject *who  # not owned: only compared
+    uint64_t address
+    uint64_t version
+    Py_ssize_t first, last  # of its elements among all
+
+
+cdef struct Element:
+    const void *at
+    uint64_t value
+
+
+cdef inline uint64_t _value(const void *at, Py_ssize_t itemsize) noexcept nogil:
+    if itemsize == 4:
+        return (<const uint32_t *>at)[0]
+    if itemsize == 2:
+        return (<const uint16_t *>at)[0]
+    if itemsize == 1:
+        return (<const uint8_t *>at)[0]
+    return (<const uint64_t *>at)[0]
+
+
+cdef class Watched:
+    cdef Tensor *_tensors
+    cdef Element *_elements
+    cdef Py_ssize_t *_sizes
+    cdef Py_ssize_t _count, _least
+
+    def __cinit__(self, tuple args, places):
+        cdef Py_ssize_t k, total = sum([len(offsets) for _, _, offsets in places])
+        cdef Tensor *tensor
+        self._count = len(places)
+        self._tensors = <Tensor *>PyMem_Malloc(max(1, self._count) * sizeof(Tensor))
+        self._sizes = <Py_ssize_t *>PyMem_Malloc(max(1, self._count) * sizeof(Py_ssize_t))
+        self._elements = <Element *>PyMem_Malloc(max(1, total) * sizeof(Element))
+        if self._tensors == NULL or self._sizes == NULL or self._elements == NULL:
+            raise MemoryError
+        total = 0
+        for k, (place, itemsize, offsets) in enumerate(places):
+            tensor = &self._tensors[k]
+            argument = args[place]
+            tensor.place, tensor.who = place, <PyObject *>argument
+            tensor.address, tensor.version = argument.data_ptr(), argument._version
+            tensor.first = total
+            self._sizes[k] = itemsize
+            self._least = max(self._least, tensor.place + 1)
+            for offset in offsets:
+                self._elements[total].at = <const void *><size_t>(tensor.address + <uint64_t>offset)
+                self._elements[total].value = _value(self._elements[total].at, itemsize)
+                total += 1
+            tensor.last = total
+
+    def __dealloc__(self):
+        PyMem_Free(self._tensors)
+        PyMem_Free(self._sizes)
+        PyMem_Free(self._elements)
+
+    cdef bint _same(self, Py_ssize_t k) noexcept nogil:
+        """Whether a tensor's elements are as they were."""
+        cdef Py_ssize_t i, size = self._sizes[k]
+        cdef uint64_t different = 0
+        for i in range(self._tensors[k].first, self._tensors[k].last):
+            different |= _value(self._elements[i].at, size) ^ self._elements[i].value
+        return different == 0
+
+    cdef bint _counted(self, Py_ssize_t k, PyObject *argument) except -1:
+        """Whether a tensor's address or version is another than it was: a change that its library knows of."""
+        cdef Tensor *tensor = &self._tensors[k]
+        return <uint64_t>(<object>argument).data_ptr() != tensor.address or <uint64_t>(<object>argument)._version != tensor.version
+
+    def holds(self, tuple args):
+        cdef Py_ssize_t k, i
+        cdef PyObject *argument
+        if len(args) < self._least:
+            return False
+        for k in range(self._count):
+            for i in range(self._tensors[k].first, self._tensors[k].last):
+                __builtin_prefetch(self._elements[i].at)
+            argument = PyTuple_GET_ITEM(args, self._tensors[k].place)
+            if argument != self._tensors[k].who or self._counted(k, argument):
+                return False
+        for k in range(self._count):  # only now is it sure that memory lies there
+            if not self._same(k):
+                return False
+        return True
+
+    def changed(self, tuple args):
+        cdef Py_ssize_t k
+        cdef PyObject *argument
+        cdef list found = []
+        for k in range(self._count):
+            if self._tensors[k].place < len(args):
+                argument = PyTuple_GET_ITEM(args, self._tensors[k].place)
+                if argument == self._tensors[k].who and (self._counted(k, argument) or not self._same(k)):
+                    found.append(self._tensors[k].place)
+        return found
