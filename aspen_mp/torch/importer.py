@@ -22,6 +22,8 @@ from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
 OPSET: Final = 23
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
+FIXED: Final = {"_assert_tensor_metadata.default", "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
+"""Operators that `torch.export` writes to check types, devices and ranges of sizes. Tracing has decided these; they compute nothing."""
 _names: dict[Any, str] = {}
 assert operators.views  # importing the package has filled RULES
 
@@ -189,7 +191,7 @@ class _Importer:
 
     def _call(self, node: fx.Node) -> None:
         out = node.meta.get("val")
-        if sizes.is_number(out):
+        if sizes.is_number(out) or operator_name(node.target) in FIXED:
             self.values[node] = out
             return
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):

@@ -13,9 +13,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
-from aspen_mp.torch.importer import import_graph, operator_name
+from aspen_mp.torch.importer import FIXED, import_graph, operator_name
 
-_FREE = {
+_FREE = FIXED | {
     "view.default",
     "_unsafe_view.default",
     "permute.default",
@@ -30,11 +30,11 @@ _FREE = {
     "select.int",
     "slice.Tensor",
 }
-"""Operators that compute nothing: views."""
+"""Operators that compute nothing: views and checks."""
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether a node is work: no view, no size, no part of a tuple."""
+    """Whether a node is work: no view, no check, no size, no part of a tuple."""
     if node.op != "call_function" or node.target is operator.getitem or sizes.is_number(node.meta.get("val")):
         return False
     return operator_name(node.target) not in _FREE

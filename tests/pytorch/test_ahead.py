@@ -135,6 +135,23 @@ def test_a_file_is_called_as_the_module_was(runtime: Any, tmp_path: Path) -> Non
         run(x)
 
 
+class Checked(nn.Module):
+    """`torch.export` checks the type of what `to` takes, and the range of a size."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        torch._check(x.shape[0] < 1000)
+        hidden = mask.to(torch.float64).to(x.dtype)[:, None]
+        return torch.where(mask.to(torch.bool)[:, None], x, hidden - 1)
+
+
+@pytest.mark.parametrize("rows", [None, {0: "rows"}])
+def test_checks_of_types_need_no_operator(rows: Any, runtime: Any, tmp_path: Path) -> None:
+    x, mask = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    compile_ahead(Checked().eval(), (x, mask), tmp_path / "checked.onnx", dynamic=rows and {"x": rows, "mask": rows})
+    assert "_assert_tensor_metadata" in str(torch.export.export(Checked().eval(), (x, mask)).graph)
+    np.testing.assert_array_equal(load_ahead(tmp_path / "checked.onnx", runtime=runtime)(x, mask), Checked()(x, mask))
+
+
 def test_files_of_others_are_refused(runtime: Any, tmp_path: Path) -> None:
     from aspen_mp.bench import models
 
