@@ -123,14 +123,15 @@ def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = 
 
     Raises:
         ImportError: PyTorch is not installed.
-        ModelParseError: The file is no ONNX model, or was written by another program.
+        ModelParseError: The file is no ONNX model, or was written by another program. Or the module takes or returns objects of a class
+            that this program has not imported.
     """
     _need_torch()
     from pathlib import Path
 
-    from aspen_mp.torch import ahead
+    from aspen_mp.torch import loaded
 
-    return ahead.load_ahead(Path(path), runtime, precision)
+    return loaded.load_ahead(Path(path), runtime, precision)
 
 
 def _need_torch() -> None:

@@ -1,4 +1,4 @@
-"""Modules compiled ahead: ONNX files that a runtime loads without PyTorch and without the module's code.
+"""Modules compiled ahead: ONNX files that a runtime loads without PyTorch and without the module's code. `loaded.py` reads them.
 
 What makes such a file a module again, for programs that have PyTorch, lies in its metadata: the structure of arguments and results.
 """
@@ -9,11 +9,10 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import torch
 from onnx import NodeProto, TensorProto
 from torch import nn
@@ -21,20 +20,18 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from aspen_mp.shm.errors import ModelParseError, RequestError, UnsupportedModelError
-from aspen_mp.torch import backend, compiled, decompositions, sizes, weights
-from aspen_mp.torch.builder import NUMPY_TYPES, ONNX_TYPES
+from aspen_mp.shm.errors import UnsupportedModelError
+from aspen_mp.torch import backend, decompositions, sizes, weights
+from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
-from aspen_mp.torch.importer import Imported, Input, Output, import_graph, operator_name
+from aspen_mp.torch.importer import Imported, Output, import_graph, operator_name
+from aspen_mp.torch.loaded import KEY
 
-KEY: Final = "aspen_mp.torch"
-"""Of the metadata."""
 MOST_INSIDE: Final = 1 << 30
 """Larger weights lie in a file beside the model: an ONNX file has at most 2 GiB."""
 _SHOWN: Final = 8
 """So many operators that cannot be expressed are named in an error."""
 _WORD: Final = re.compile(r"\w+")
-_TYPES: Final = {str(dtype): dtype for dtype in NUMPY_TYPES}
 
 
 def compile_ahead(module: nn.Module, inputs: Any, path: Path, dynamic: Mapping[str, Any] | None) -> None:
@@ -292,36 +289,3 @@ def _replace(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def load_ahead(path: Path, runtime: Any, precision: Any) -> Callable[..., Any]:
-    """See `aspen_mp.torch.load_ahead`."""
-    about = next((entry.value for entry in onnx.load(path, load_external_data=False).metadata_props if entry.key == KEY), None)
-    if about is None:
-        raise ModelParseError(f"{str(path)!r} was not written by aspen_mp.torch.compile_ahead. Load it with Runtime.load")
-    model = compiled.runtime_of(compiled.Options(runtime)).load(path, precision=precision)
-    return Loaded(model, json.loads(about))
-
-
-class Loaded:
-    """A module that was compiled ahead. It is called as the module was."""
-
-    def __init__(self, model: Any, about: Mapping[str, Any]) -> None:
-        self.model = model
-        self._arguments = pytree.treespec_loads(about["arguments"])
-        self._structure = pytree.treespec_loads(about["structure"])
-        inputs = [Input(name, place, _TYPES[kind]) for name, place, kind in about["inputs"]]
-        self._feeds = [(item.name, item.place, compiled.feed(item)) for item in inputs]
-        self._results = [(compiled.result(Output(name)) if name else None, value) for name, value in about["results"]]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _, example = pytree.tree_unflatten([None] * self._arguments.num_leaves, self._arguments)
-        if set(kwargs) == set(example):
-            kwargs = {name: kwargs[name] for name in example}
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._arguments:
-            raise RequestError(
-                f"model {self.model.name!r}: arguments are structured as {spec}, and the module was compiled for {self._arguments}"
-            )
-        results = self.model.run({name: feed(flat[place]) for name, place, feed in self._feeds})
-        return pytree.tree_unflatten([value if find is None else find(results, flat) for find, value in self._results], self._structure)

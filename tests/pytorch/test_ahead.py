@@ -152,6 +152,31 @@ def test_checks_of_types_need_no_operator(rows: Any, runtime: Any, tmp_path: Pat
     np.testing.assert_array_equal(load_ahead(tmp_path / "checked.onnx", runtime=runtime)(x, mask), Checked()(x, mask))
 
 
+def test_loading_imports_no_compiler(tmp_path: Path) -> None:
+    module, given = mixed()
+    compile_ahead(module, given, tmp_path / "mixed.onnx")
+    code = """
+import sys, torch, aspen_mp, aspen_mp.torch
+with aspen_mp.Runtime(workers=1) as runtime:
+    module = aspen_mp.torch.load_ahead(sys.argv[1], runtime=runtime)
+    print(module(torch.ones(3, 4), (torch.ones(3, 4), torch.ones(3, 4)))["y"].shape)
+print(*(name for name in ("torch._dynamo", "torch._functorch.aot_autograd") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "mixed.onnx"], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["torch.Size([3, 4])", "", ""]
+
+
+def test_classes_that_are_not_imported_are_named(runtime: Any, tmp_path: Path) -> None:
+    module, given = mixed()
+    compile_ahead(module, given, tmp_path / "mixed.onnx")
+    proto = onnx.load(tmp_path / "mixed.onnx")
+    (entry,) = proto.metadata_props
+    entry.value = entry.value.replace("builtins.dict", "somebody.Outputs")
+    onnx.save(proto, tmp_path / "strange.onnx")
+    with pytest.raises(ModelParseError, match="Import the package"):
+        load_ahead(tmp_path / "strange.onnx", runtime=runtime)
+
+
 def test_files_of_others_are_refused(runtime: Any, tmp_path: Path) -> None:
     from aspen_mp.bench import models
 
