@@ -6,13 +6,16 @@ A program that only loads such files does not need PyTorch's compiler, which tak
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
+from onnx import ModelProto
 from torch.utils import _pytree as pytree
 
+from aspen_mp.planner.frontends import wire
 from aspen_mp.shm.errors import ModelParseError, RequestError
 from aspen_mp.torch import compiled
 from aspen_mp.torch.builder import NUMPY_TYPES
@@ -20,18 +23,28 @@ from aspen_mp.torch.importer import Input, Output
 
 KEY: Final = "aspen_mp.torch"
 """Of the metadata that say what of a module is not in the ONNX model."""
+_NODES: Final = 10_000_000
+"""More than any runtime takes, which says so itself."""
 _TYPES: Final = {str(dtype): dtype for dtype in NUMPY_TYPES}
 
 
 def load_ahead(path: Path, runtime: Any, precision: Any) -> Callable[..., Any]:
     """See `aspen_mp.torch.load_ahead`."""
-    about = next((entry.value for entry in onnx.load(path, load_external_data=False).metadata_props if entry.key == KEY), None)
+    about = next((entry.value for entry in _without_weights(path).metadata_props if entry.key == KEY), None)
     if about is None:
         raise ModelParseError(f"{str(path)!r} was not written by aspen_mp.torch.compile_ahead. Load it with Runtime.load")
     described = json.loads(about)
     arguments, structure = (_structure(path, described[part]) for part in ("arguments", "structure"))
     model = compiled.runtime_of(compiled.Options(runtime)).load(path, precision=precision)
     return Loaded(model, described, arguments, structure)
+
+
+def _without_weights(path: Path) -> ModelProto:
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return ModelProto()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages, memoryview(pages) as view:
+            return ModelProto.FromString(wire.strip(view, _NODES).model)  # type: ignore[no-any-return]
 
 
 def _structure(path: Path, written: str) -> Any:
