@@ -1,4 +1,4 @@
-"""`aspen-mp serve`: models over HTTP, until Ctrl-C or SIGTERM."""
+"""`aspen-mp serve`: models over HTTP and gRPC, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aspen_mp.serving.repository import Found
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
+NEEDED_FOR_GRPC = ("grpc", "google.protobuf")
 
 
 @output.command
@@ -32,6 +33,9 @@ def serve(
     models: Annotated[list[str], typer.Argument(metavar="MODEL_OR_REPOSITORY…", help="Repositories (folders), .onnx files or zoo:NAME.")],
     host: Annotated[str, typer.Option("--host", help="Address to listen at. 0.0.0.0: all of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen at. 0: any free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", min=0, max=65535, help="Answer gRPC at this port, too. 0: any free one.")
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", min=0, max=65535, help="Serve /metrics at this port, too, from a process of its own.")
     ] = None,
@@ -48,47 +52,87 @@ def serve(
     max_queued: Annotated[
         int, typer.Option("--max-queued", min=0, help="Requests of one process that may wait; more get status 429. 0: no limit.")
     ] = 1024,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Answer only clients that send a token of this file, one a line, as bearer token.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option("--certificate", help="Speak TLS with this certificate (PEM); needs --key.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The private key of the certificate (PEM).")] = None,
     grace: options.Grace = GRACE_S,
     drain: Annotated[
         float, typer.Option("--drain", metavar="SECONDS", min=0, help="How long to answer after readiness is false, at the end.")
     ] = 0.0,
     as_json: output.Json = False,
 ) -> None:
-    """Answer the Open Inference Protocol over HTTP, until Ctrl-C or SIGTERM.
+    """Answer the Open Inference Protocol over HTTP and gRPC, until Ctrl-C or SIGTERM.
 
     A repository is a folder with NAME/VERSION/model.onnx for each model. On SIGTERM, readiness becomes false, requests in flight end, and
-    the exit status is 0. Needs the extra `serve`.
+    the exit status is 0. Needs the extra `serve`; gRPC needs the extra `grpc`.
     """
-    missing = [each for each in NEEDED if importlib.util.find_spec(each) is None]
-    if missing:
-        raise AspenError(f"serve needs the packages {', '.join(missing)}. Install them with: pip install 'aspen-mp[serve]'")
+    _need("serve", NEEDED)
+    if grpc_port is not None:
+        _need("grpc", NEEDED_FOR_GRPC)
     if name is not None and workers is not None:
         raise typer.BadParameter("a runtime that runs has its workers. Leave it out, or --name", param_hint="--workers")
     from aspen_mp.cli import metrics as endpoint
+    from aspen_mp.serving import tokens
     from aspen_mp.serving.limits import Limits
     from aspen_mp.serving.supervisor import Options
 
-    limits = Limits(body=max_body << 20, queued=max_queued)
+    _check_tls(certificate, key)
     told = Options(
         front_ends=http_workers,
-        limits=limits,
+        limits=Limits(body=max_body << 20, queued=max_queued),
         watch=watch,
         allow_repository=allow_repository,
         access_log=access_log,
         grace_s=grace,
         drain_s=drain,
+        tokens=[] if token_file is None else tokens.digests(token_file),
+        certificate=certificate and str(certificate.resolve()),
+        key=key and str(key.resolve()),
     )
     with contextlib.ExitStack() as stack:
         repositories, files = _found(models, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-serve-"))))
         listening = stack.enter_context(_listening(host, port))
-        at = [f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
+        at = [f"{'http' if certificate is None else 'https'}://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
         sockets = [listening]
         if unix_socket is not None:
             sockets.append(stack.enter_context(_listening_at(unix_socket)))
             at.append(f"unix:{unix_socket}")
+        if grpc_port is not None:
+            told.grpc = stack.enter_context(_grpc(host, grpc_port))
+            at.append(f"grpc://{told.grpc}")
         runtime = stack.enter_context(_runtime(name, workers))
         metrics = stack.enter_context(endpoint.beside(runtime.name, None if metrics_port is None else f"{host}:{metrics_port}"))
         _run(runtime, repositories, files, told, sockets, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
+
+
+def _need(extra: str, packages: tuple[str, ...]) -> None:
+    """AspenError unless the packages of an extra are installed."""
+    missing = [each for each in packages if not _is_there(each)]
+    if missing:
+        raise AspenError(f"serve needs the packages {', '.join(missing)}. Install them with: pip install 'aspen-mp[{extra}]'")
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> None:
+    """Files of TLS that do not fit are found here, not in each front end."""
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise typer.BadParameter("a certificate needs its key. Give both --certificate and --key")
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
+    except OSError as error:  # ssl.SSLError is one
+        raise AspenError(f"{certificate} and {key} are no certificate in PEM with its unencrypted key: {error}") from None
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package within one that is missing
+        return False
 
 
 def _run(
@@ -122,6 +166,15 @@ def _run(
 
     supervisor = Supervisor(runtime, keeper, told, sockets, repositories)
     asyncio.run(supervisor.run(ready, notifier.stopping))
+
+
+@contextlib.contextmanager
+def _grpc(host: str, port: int) -> Iterator[str]:
+    """The address of gRPC, held for front ends."""
+    from aspen_mp.serving.grpc.listener import reserved
+
+    with reserved(host, port) as address:
+        yield address
 
 
 def _runtime(name: str | None, workers: int | None) -> Runtime:

@@ -8,37 +8,60 @@ The supervisor starts it, tells it what to serve, and replaces it if it dies. It
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 
 import msgspec
 import uvicorn
 
 import aspen_mp
+from aspen_mp.serving.access_log import AccessLog
+from aspen_mp.serving.body import Budget
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
 from aspen_mp.serving.connections import LimitedConnection
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.shelf import Shelf
 from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.tokens import Tokens
 from aspen_mp.workers import process
 
 BACKLOG = 2048
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What a front end is started with. `channel`, `sockets`: descriptors that it inherits; `parent`: the supervisor's process id."""
+    """What a front end is started with.
+
+    Attributes:
+        runtime: The name of the runtime.
+        parent: The supervisor's process id.
+        channel: Descriptor of the socket between them.
+        sockets: Descriptors of the sockets to accept from.
+        grpc: HOST:PORT for gRPC; None without it.
+        limits: What is accepted.
+        grace_s: For requests in flight at the end.
+        repository: Whether clients may load and unload models.
+        access_log: Whether there is one.
+        tokens: Digests of bearer tokens; empty: everybody is answered.
+        certificate: PEM file of TLS, with `key`; None: no TLS.
+    """
 
     runtime: str
     parent: int
     channel: int
     sockets: list[int]
+    grpc: str | None
     limits: Limits
     grace_s: float
     repository: bool
     access_log: bool
+    tokens: list[str] = []
+    certificate: str | None = None
+    key: str | None = None
 
 
 class FrontEnd:
@@ -53,8 +76,14 @@ class FrontEnd:
         self._latest: Catalogue | None = None
         self._news = asyncio.Event()
         self._loaded = asyncio.Event()
+        self._listens = asyncio.Event()
+        self._finish = asyncio.Event()
         LimitedConnection.limits = settings.limits
-        app = application(self._shelf, settings.limits, self if settings.repository else None, access_log=settings.access_log)
+        self._budget = Budget(settings.limits.pending)
+        self._supervised = self if settings.repository else None
+        self._log = AccessLog(sys.stderr) if settings.access_log else None
+        self._tokens = Tokens(settings.tokens)
+        app = application(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._log)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -66,6 +95,8 @@ class FrontEnd:
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
+                ssl_certfile=settings.certificate,
+                ssl_keyfile=settings.key,
                 timeout_keep_alive=int(settings.limits.keep_alive_s),
                 timeout_graceful_shutdown=max(1, round(settings.grace_s)),
             )
@@ -78,11 +109,39 @@ class FrontEnd:
         try:
             await self._loaded.wait()  # not before: what it accepts, another front end could have answered
             sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
-            await self._server.serve(sockets)
+            async with self._grpc():
+                self._listens.set()
+                await self._server.serve(sockets)
         finally:
             for task in (hearing, applying):
                 task.cancel()
             self._channel.close()
+
+    @contextlib.asynccontextmanager
+    async def _grpc(self) -> AsyncIterator[None]:
+        """Answers gRPC, too, until the supervisor says that it is enough; then until what is in flight has ended."""
+        settings = self._settings
+        if settings.grpc is None or self._shelf.closing:
+            yield
+            return
+        from aspen_mp.serving.grpc.listener import Listener, Secrets
+        from aspen_mp.serving.grpc.service import Service
+
+        secrets = Secrets(certificate=settings.certificate, key=settings.key) if settings.certificate and settings.key else None
+        service = Service(self._shelf, self._budget, self._tokens, self._supervised, self._log)
+        listener = Listener(service, settings.grpc, settings.limits, secrets)
+        await listener.start()
+
+        async def stop() -> None:
+            await self._finish.wait()
+            await listener.stop(settings.grace_s)
+
+        stopping = asyncio.create_task(stop())
+        try:
+            yield
+        finally:
+            self._finish.set()
+            await stopping
 
     async def _hear(self) -> None:
         while (message := await self._channel.receive()) is not None:
@@ -99,6 +158,7 @@ class FrontEnd:
                 break
         self._shelf.closing = True
         self._server.should_exit = True
+        self._finish.set()
         self._loaded.set()
 
     async def _apply_catalogues(self) -> None:
@@ -109,11 +169,13 @@ class FrontEnd:
             if catalogue is None:
                 self._news.clear()
                 continue
-            self._channel.send(Applied(number=catalogue.number, failed=await self._shelf.apply(catalogue)))
+            failed = await self._shelf.apply(catalogue)
             self._loaded.set()
+            await self._listens.wait()  # what the supervisor is told, clients may rely on
+            self._channel.send(Applied(number=catalogue.number, failed=failed))
 
     async def change(self, model: str, *, load: bool) -> None:
-        """As of `http.Supervised`."""
+        """As of `shelf.Supervised`."""
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         self._channel.send(Ask(number=number, load=load, model=model))

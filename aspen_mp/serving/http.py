@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
-import json
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,21 +16,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aspen_mp.serving import documents, inference, statuses
+from aspen_mp.serving.access_log import AccessLog
 from aspen_mp.serving.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.messages import encoder
-from aspen_mp.serving.shelf import Shelf
+from aspen_mp.serving.shelf import Shelf, Supervised
 from aspen_mp.serving.statuses import Refused
-from aspen_mp.shm.errors import AspenError
+from aspen_mp.serving.tokens import Tokens
 
 Headers = list[tuple[bytes, bytes]]
+OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
+"""Routes that need no token: probes have none."""
 _JSON: Final[Headers] = [(b"content-type", b"application/json")]
-
-
-class Supervised(Protocol):
-    """What a front end asks the supervisor for. Refused where it is not done."""
-
-    async def change(self, model: str, *, load: bool) -> None: ...
 
 
 # ---- answers
@@ -45,12 +38,12 @@ def _json(document: object, status: int = 200, headers: dict[str, str] | None = 
 
 
 def failure(error: BaseException) -> Response:
-    """The answer to an error. One that is not ours is not told in detail: it goes to standard error."""
+    """The answer to an error."""
     answered = statuses.of(error)
-    if not isinstance(error, AspenError):
-        print(f"aspen-mp serve: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    text = str(error) if isinstance(error, AspenError) else "an error inside the server; its log says more"
-    return _json({"error": text}, answered.status, {} if answered.retry_s is None else {"retry-after": str(answered.retry_s)})
+    headers = {} if answered.retry_s is None else {"retry-after": str(answered.retry_s)}
+    if answered.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return _json({"error": statuses.told(error)}, answered.status, headers)
 
 
 def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -75,10 +68,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 class Infer:
     """`POST /v2/models/{model}[/versions/{version}]/infer`, as an application of its own: it reads and writes bytes as they come."""
 
-    def __init__(self, shelf: Shelf, limits: Limits) -> None:
+    def __init__(self, shelf: Shelf, limits: Limits, budget: Budget) -> None:
         self._shelf = shelf
         self._limits = limits
-        self._budget = Budget(limits.pending)
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -95,8 +88,7 @@ class Infer:
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
         shelf, where = self._shelf, scope["path_params"]
-        if shelf.absent:
-            raise Refused(503, f"requests are not served now: {shelf.absent}", 1)
+        shelf.refuse_if_absent()
         sent = dict(scope["headers"])
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
         with shelf.find(where["model"], where.get("version")).lease() as shelved, Body(receive, sent, self._limits, self._budget) as body:
@@ -146,8 +138,7 @@ class Routes:
 
     async def model_ready(self, request: Request) -> Response:
         shelved = self._find(request)
-        if self._shelf.absent:
-            raise Refused(503, f"requests are not served now: {self._shelf.absent}", 1)
+        self._shelf.refuse_if_absent()
         return _json({"name": shelved.served.name, "ready": True})
 
     async def config(self, request: Request) -> Response:
@@ -182,10 +173,12 @@ class Routes:
         return self._shelf.find(request.path_params["model"], request.path_params.get("version"))
 
 
-def application(shelf: Shelf, limits: Limits, supervised: Supervised | None = None, *, access_log: bool = False) -> ASGIApp:
+def application(
+    shelf: Shelf, limits: Limits, budget: Budget, tokens: Tokens, supervised: Supervised | None = None, log: AccessLog | None = None
+) -> ASGIApp:
     """The application of a front end. `supervised`: who changes the repository; None where clients may not."""
     routes = Routes(shelf, supervised)
-    infer = Infer(shelf, limits)
+    infer = Infer(shelf, limits, budget)
     found: list[Route] = []
 
     def add(path: str, handler: Any, method: str = "GET", *, versioned: bool = False) -> None:
@@ -208,15 +201,16 @@ def application(shelf: Shelf, limits: Limits, supervised: Supervised | None = No
         add("/v2/repository/models/{model}/load", routes.load, "POST")
         add("/v2/repository/models/{model}/unload", routes.unload, "POST")
     app: ASGIApp = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
-    return Around(app, shelf, sys.stderr if access_log else None)
+    return Around(app, shelf, tokens, log)
 
 
 class Around:
-    """What every answer gets: connections end after it once the server stops, and a line in the access log if there is one."""
+    """What every answer gets: a token is asked for, connections end after it once the server stops, and a line in the access log."""
 
-    def __init__(self, app: ASGIApp, shelf: Shelf, log: Any) -> None:
+    def __init__(self, app: ASGIApp, shelf: Shelf, tokens: Tokens, log: AccessLog | None) -> None:
         self._app = app
         self._shelf = shelf
+        self._tokens = tokens
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,25 +230,20 @@ class Around:
             await send(message)
 
         try:
+            if scope["path"] not in OPEN:
+                self._tokens.check(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
             await self._app(scope, receive, noted)
+        except Refused as refused:
+            await failure(refused)(scope, receive, noted)
         finally:
             if self._log is not None:
-                self._write(scope, status, sent, time.perf_counter() - began)
-
-    def _write(self, scope: Scope, status: int, sent: int, seconds: float) -> None:
-        """One line of JSON. Status 0: the client went before the answer."""
-        headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        length = dict(headers).get(b"content-length", b"0")
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "client": (scope.get("client") or ("",))[0],
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": status,
-            "received": int(length) if length.isdigit() else 0,
-            "sent": sent,
-            "ms": round(seconds * 1000, 3),
-        }
-        with contextlib.suppress(OSError):
-            self._log.write(json.dumps(line) + "\n")
-            self._log.flush()
+                length = dict(scope["headers"]).get(b"content-length", b"0")
+                self._log.write(
+                    client=(scope.get("client") or ("",))[0],
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    received=int(length) if length.isdigit() else 0,
+                    sent=sent,
+                    seconds=time.perf_counter() - began,
+                )

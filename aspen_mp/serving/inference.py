@@ -61,7 +61,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
         if tensor.name in feeds:
             raise RequestError(f"input {tensor.name!r} is given twice")
         _refuse_extensions(tensor.parameters, f"input {tensor.name!r}")
-        dtype = _dtype(tensor, known.get(tensor.name))
+        dtype = dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
         size = tensor.parameters.binary_data_size
         if size is None:
             feeds[tensor.name] = from_json(tensor, dtype)
@@ -96,9 +96,13 @@ def _call(request: Request, feeds: dict[str, npt.NDArray[Any]]) -> Call:
         if wanted.parameters.binary_data is not None:
             binary[wanted.name] = wanted.parameters.binary_data
     names = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
-    priority = said.priority if isinstance(said.priority, str) else CLASSES.get(said.priority or 0, "low")
     deadline_ms = said.timeout / 1000 if said.timeout else None
-    return Call(request.id, feeds, names, binary, said.binary_data_output, priority, deadline_ms)
+    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms)
+
+
+def class_of(priority: int | str | None) -> str | None:
+    """The class of `Model.run` that a request's priority means; None: the model's own."""
+    return priority if isinstance(priority, str) else CLASSES.get(priority or 0, "low")
 
 
 def decoded(text: bytes | bytearray | memoryview) -> Request:
@@ -121,13 +125,13 @@ def _refuse_extensions(parameters: Any, where: str) -> None:
         raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
 
 
-def _dtype(tensor: Input, info: ValueInfo | None) -> np.dtype[Any]:
-    """The dtype of an input. RequestError where the protocol or the model has another."""
-    dtype = datatypes.NAMES.get(tensor.datatype)
+def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
+    """The dtype of input `name`, by the protocol's word for it. RequestError where the protocol or the model has another."""
+    dtype = datatypes.NAMES.get(datatype)
     if dtype is None:
-        raise RequestError(f"input {tensor.name!r}: {tensor.datatype!r} is no datatype. The protocol has {', '.join(datatypes.NAMES)}")
+        raise RequestError(f"input {name!r}: {datatype!r} is no datatype. The protocol has {', '.join(datatypes.NAMES)}")
     if info is not None and dtype != info.dtype:
-        raise RequestError(f"input {tensor.name!r} must be {datatypes.name_of(info.dtype) or info.dtype}, not {tensor.datatype}")
+        raise RequestError(f"input {name!r} must be {datatypes.name_of(info.dtype) or info.dtype}, not {datatype}")
     return dtype
 
 
@@ -205,6 +209,7 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The elements of an array as they lie in memory."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

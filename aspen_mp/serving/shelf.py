@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -89,6 +89,13 @@ def _unload(model: aspen_mp.Model) -> None:
         model.unload()
 
 
+class Supervised(Protocol):
+    """What a front end asks the supervisor for."""
+
+    async def change(self, model: str, *, load: bool) -> None:
+        """Load or unload a model of the repository, in all front ends. Refused where that is not done."""
+
+
 class Shelf:
     """The models of a front end, as the last catalogue says.
 
@@ -139,6 +146,11 @@ class Shelf:
         for version, shelved in before.items():
             if after.get(version) is not shelved:
                 shelved.retire()
+
+    def refuse_if_absent(self) -> None:
+        """Refused (503) where requests are not served now."""
+        if self.absent:
+            raise Refused(503, f"requests are not served now: {self.absent}", 1)
 
     def find(self, name: str, version: str | None = None) -> Shelved:
         """The version of a model, the newest where none is asked for. Refused: 404 where there is none, 503 where it failed."""

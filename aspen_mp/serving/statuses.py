@@ -1,7 +1,8 @@
-"""Which status of HTTP an error is answered with, and after how long a client should try again."""
+"""What an error is answered with: the status of HTTP, after how long a client should try again, and what it is told."""
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
 
 from aspen_mp.shm.errors import (
@@ -63,3 +64,11 @@ def of(error: BaseException) -> Answered:
     if isinstance(error, Refused):
         return Answered(error.status, error.retry_s)
     return next((answered for kind, answered in TABLE if isinstance(error, kind)), Answered(500))
+
+
+def told(error: BaseException) -> str:
+    """What a client is told. An error that is not ours is not told in detail: it goes to standard error."""
+    if isinstance(error, AspenError):
+        return str(error)
+    print(f"aspen-mp serve: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return "an error inside the server; its log says more"

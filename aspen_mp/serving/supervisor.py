@@ -33,7 +33,7 @@ MOST_SHORT: Final = 8
 
 class Options(msgspec.Struct, kw_only=True):
     """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice."""
+    accepting, for load balancers to notice; `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
 
     front_ends: int
     limits: Limits
@@ -42,6 +42,10 @@ class Options(msgspec.Struct, kw_only=True):
     access_log: bool
     grace_s: float
     drain_s: float
+    grpc: str | None = None
+    tokens: list[str] = []
+    certificate: str | None = None
+    key: str | None = None
 
 
 class _FrontEnd:
@@ -260,6 +264,10 @@ class Supervisor:
             grace_s=options.grace_s,
             repository=options.allow_repository,
             access_log=options.access_log,
+            grpc=options.grpc,
+            tokens=options.tokens,
+            certificate=options.certificate,
+            key=options.key,
         )
         command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
         try:

@@ -49,7 +49,8 @@ class Server:
         if "error" in self.said:
             self.close()
             raise AssertionError(self.said)
-        self.address = self.said["at"][0].removeprefix("http://")
+        self.address = self.said["at"][0].partition("://")[2]
+        self.grpc_address = next((at.removeprefix("grpc://") for at in self.said["at"] if at.startswith("grpc://")), "")
 
     def _read(self) -> None:
         assert self.process.stderr is not None

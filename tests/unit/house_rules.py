@@ -47,7 +47,7 @@ NAME_BENCHMARKS: Final = {
 """Modules that import a module of the benchmarks by its name, and why."""
 HEAVY: Final = {
     *("numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"),
-    *("torch", "ray", "pyarrow", "starlette", "uvicorn"),
+    *("torch", "ray", "pyarrow", "starlette", "uvicorn", "grpc", "google.protobuf", "tokenizers"),
 }
 MOST_FILES: Final = 20
 MOST_ENTRIES: Final = {"aspen_mp.planner": 15, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
@@ -58,6 +58,7 @@ LONG_FUNCTIONS: Final = {
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
+    "aspen_mp.cli.serve.serve": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.trace.trace": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.planner.passes.patterns.activations._rows": "a table: one row for each spelling",
 }

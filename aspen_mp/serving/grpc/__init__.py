@@ -1,0 +1,1 @@
+"""The gRPC half of the Open Inference Protocol."""

@@ -1,0 +1,178 @@
+"""A ModelInferRequest as a call of a model, and results as a ModelInferResponse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving import datatypes, inference
+from aspen_mp.serving.grpc.schema import ModelInferResponse
+from aspen_mp.serving.inference import Call
+from aspen_mp.serving.messages import MOST_DIMENSIONS, MOST_TENSORS
+from aspen_mp.shm.errors import RequestError
+
+_MOST_EXTENT: Final = 1 << 48
+_MOST_LETTERS: Final = 4096
+FIELDS: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""The field of InferTensorContents that holds the elements of a datatype. FP16 and BF16 have none."""
+
+
+def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None) -> Call:
+    """The call that a request asks for. RequestError if it fits neither protocol nor model.
+
+    Args:
+        request: A ModelInferRequest.
+        inputs: The model's.
+        remaining_s: Seconds that the call has by its own deadline. None: any time.
+    """
+    if max(len(request.inputs), len(request.outputs)) > MOST_TENSORS:
+        raise RequestError(f"the request names more than {MOST_TENSORS} inputs or outputs")
+    if max(len(request.id), *(len(each.name) for each in (*request.inputs, *request.outputs)), 0) > _MOST_LETTERS:
+        raise RequestError(f"the id or a name has more than {_MOST_LETTERS} characters")
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise RequestError(f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs. Give one for each, or none")
+    known = {info.name: info for info in inputs}
+    feeds: dict[str, npt.NDArray[Any]] = {}
+    for k, tensor in enumerate(request.inputs):
+        if tensor.name in feeds:
+            raise RequestError(f"input {tensor.name!r} is given twice")
+        _refuse_extensions(tensor, f"input {tensor.name!r}")
+        dtype = inference.dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
+        shape = _shape(tensor)
+        if raw and tensor.HasField("contents"):
+            raise RequestError(f"input {tensor.name!r} has contents, and the request has raw_input_contents. Give one of them")
+        array = _from_bytes(tensor, dtype, math.prod(shape), raw[k]) if raw else _from_contents(tensor, dtype, math.prod(shape))
+        try:
+            feeds[tensor.name] = array.reshape(shape)
+        except ValueError as error:  # of no elements, and yet too large
+            raise RequestError(f"input {tensor.name!r}: shape {shape}: {error}") from None
+    for wanted in request.outputs:
+        _refuse_extensions(wanted, f"output {wanted.name!r}")
+    outputs = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
+    priority, deadline_ms = _urgency(request, remaining_s)
+    return Call(request.id, feeds, outputs, {}, bool(raw) or not request.inputs, priority, deadline_ms)
+
+
+def _shape(tensor: Any) -> list[int]:
+    shape = list(tensor.shape)
+    if len(shape) > MOST_DIMENSIONS:
+        raise RequestError(f"input {tensor.name!r} has more than {MOST_DIMENSIONS} dimensions")
+    if any(not 0 <= extent < _MOST_EXTENT for extent in shape):
+        raise RequestError(f"input {tensor.name!r}: shape {shape} has an extent below 0 or beyond {_MOST_EXTENT}")
+    return shape
+
+
+def _refuse_extensions(tensor: Any, where: str) -> None:
+    """What would change the meaning of a request and is not there is refused, not ignored."""
+    if any(key.startswith("shared_memory") for key in tensor.parameters):
+        raise RequestError(f"{where}: this server has no extension for shared memory. Send the tensor in the message")
+    if tensor.parameters and _value(tensor.parameters, "classification"):
+        raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
+
+
+def _value(parameters: Any, key: str) -> Any:
+    """What a parameter holds, of whatever type; None where it is missing or empty."""
+    if key not in parameters:
+        return None
+    kind = parameters[key].WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameters[key], kind)
+
+
+def _urgency(request: Any, remaining_s: float | None) -> tuple[str | None, float | None]:
+    """Class and deadline: the nearer one of the parameter `timeout`, in microseconds, and the call's own."""
+    said = request.parameters
+    if any(_value(said, key) for key in ("sequence_id", "sequence_start", "sequence_end")):
+        raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
+    priority, timeout = _value(said, "priority"), _value(said, "timeout")
+    if not (priority is None or isinstance(priority, str | int)) or (isinstance(priority, int) and priority < 0):
+        raise RequestError(f"parameter priority must be a word or a number from 0 on, not {priority}")
+    if timeout is not None and (not isinstance(timeout, int) or timeout < 0):
+        raise RequestError(f"parameter timeout must be a number of microseconds from 0 on, not {timeout}")
+    limits = [*([timeout / 1000] if timeout else []), *([] if remaining_s is None else [max(remaining_s * 1000, 1e-3)])]
+    return inference.class_of(priority), min(limits, default=None)
+
+
+def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.NDArray[Any]:
+    """The elements of a tensor from its bytes, without a copy where they need no check."""
+    where = f"input {tensor.name!r}"
+    if dtype.hasobject:
+        if len(data) < 4 * n:
+            raise RequestError(f"{where}: {len(data)} bytes are too few for {n} strings")
+        return datatypes.unpacked_strings(memoryview(data), n, where)
+    if len(data) != n * dtype.itemsize:
+        raise RequestError(
+            f"{where}: shape {list(tensor.shape)} of {tensor.datatype} needs {n * dtype.itemsize} bytes, "
+            f"its entry of raw_input_contents has {len(data)}"
+        )
+    if dtype == np.bool_:
+        return np.frombuffer(data, np.uint8) != 0  # kernels know of 0 and 1 only
+    return np.frombuffer(data, dtype)
+
+
+def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+    """The elements of a tensor from the field of its datatype."""
+    where = f"input {tensor.name!r}"
+    field = FIELDS.get(tensor.datatype)
+    if field is None:
+        raise RequestError(f"{where}: {tensor.datatype} has no field of contents. Send it in raw_input_contents")
+    others = [each.name for each, _ in tensor.contents.ListFields() if each.name != field]
+    if others:
+        raise RequestError(f"{where}: elements of {tensor.datatype} belong into {field}, not into {others[0]}")
+    items = getattr(tensor.contents, field)
+    if len(items) != n:
+        raise RequestError(f"{where}: shape {list(tensor.shape)} has {n} elements, and {field} has {len(items)}")
+    if dtype.hasobject:
+        found = np.empty(n, object)
+        for k, item in enumerate(items):
+            try:
+                found[k] = str(item, "utf-8")
+            except UnicodeDecodeError:
+                raise RequestError(f"{where}: string {k} is not UTF-8, which strings of ONNX models are") from None
+        return found
+    array = np.array(items, np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else np.array(items, dtype)
+    if array.dtype != dtype:
+        limits = np.iinfo(dtype)
+        if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+            raise RequestError(f"{where}: an element is beyond what {tensor.datatype} holds")
+        array = array.astype(dtype)
+    return array
+
+
+def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """The ModelInferResponse: bytes where the request had bytes, or where an output has no field of contents; otherwise elements."""
+    response = ModelInferResponse(model_name=name, model_version=version, id=call.id)
+    named: list[tuple[str, npt.NDArray[Any]]] = []
+    for output, result in results.items():
+        datatype = datatypes.name_of(result.dtype)
+        if datatype is None:
+            raise RequestError(f"output {output!r} is {result.dtype}, for which the protocol has no name. Ask for other outputs")
+        response.outputs.add(name=output, datatype=datatype, shape=result.shape)
+        named.append((datatype, result))
+    raw = call.binary_default or any(datatype not in FIELDS for datatype, _ in named)
+    for tensor, (datatype, result) in zip(response.outputs, named, strict=True):
+        if raw:
+            response.raw_output_contents.append(datatypes.packed_strings(result) if result.dtype.hasobject else result.tobytes())
+        elif result.dtype.hasobject:
+            tensor.contents.bytes_contents.extend(item if isinstance(item, bytes) else str(item).encode() for item in result.ravel())
+        else:
+            getattr(tensor.contents, FIELDS[datatype]).extend(result.ravel().tolist())
+    return response

@@ -1,0 +1,204 @@
+"""The methods of the service, and what is around them: errors, tokens, the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from aspen_mp.serving import documents, statuses
+from aspen_mp.serving.access_log import AccessLog
+from aspen_mp.serving.body import Budget
+from aspen_mp.serving.grpc import codec, schema
+from aspen_mp.serving.shelf import Shelf, Supervised
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.tokens import Tokens
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+MOST_IN_STREAM: Final = 32
+"""Requests of a stream that are computed at the same time. More wait in the client, by the stream's flow control."""
+MOST_DETAILS: Final = 2000
+"""Characters of an error's text: it travels in trailing metadata, of which clients accept 8 KiB."""
+OPEN: Final = {"ServerLive", "ServerReady"}
+"""Methods that need no token: probes have none."""
+CODES: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""The code for a status of `statuses.py`. Every other one is INTERNAL."""
+
+
+class Service:
+    """The methods. `supervised`: who changes the repository; None where clients may not."""
+
+    def __init__(self, shelf: Shelf, budget: Budget, tokens: Tokens, supervised: Supervised | None, log: AccessLog | None) -> None:
+        self._shelf = shelf
+        self._budget = budget
+        self._tokens = tokens
+        self._supervised = supervised
+        self._log = log
+
+    def handlers(self) -> Any:
+        """All methods, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+        methods: dict[str, Handler] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server,
+            "ModelMetadata": self._model,
+            "ModelInfer": self._infer,
+            "ModelStreamInfer": self._infer_stream,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+        found = {}
+        for each in schema.methods():
+            kind = grpc.stream_stream_rpc_method_handler if each.client_streaming else grpc.unary_unary_rpc_method_handler
+            read, write = schema.class_of(each.input_type).FromString, schema.class_of(each.output_type).SerializeToString
+            found[each.name] = kind(self._guarded(each.name, methods[each.name]), read, write)
+        return grpc.method_handlers_generic_handler(schema.SERVICE, found)
+
+    def _guarded(self, name: str, handler: Handler) -> Handler:
+        """The method with its errors as statuses of gRPC, and with a line in the access log if there is one."""
+
+        async def guarded(request: Any, context: Any) -> Any:
+            began = time.perf_counter()
+            status, response = "CANCELLED", None
+            try:
+                if name not in OPEN:
+                    self._tokens.check(_authorization(context))
+                response = await handler(request, context)
+                status = "OK"
+                return response
+            except Exception as error:
+                code, details, trailing = failure(error)
+                status = code.name
+                await context.abort(code, details, trailing)
+            finally:
+                if self._log is not None:
+                    self._write(name, status, request, response, context, time.perf_counter() - began)
+
+        return guarded
+
+    def _write(self, name: str, status: str, request: Any, response: Any, context: Any, seconds: float) -> None:
+        assert self._log is not None
+        received, sent = (each.ByteSize() if hasattr(each, "ByteSize") else 0 for each in (request, response))
+        path = f"/{schema.SERVICE}/{name}"
+        self._log.write(client=context.peer(), method="POST", path=path, status=status, received=received, sent=sent, seconds=seconds)
+
+    # ---- inference
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        """ModelInfer. A cancelled call cancels the task that this runs in, and with it the request."""
+        shelf = self._shelf
+        shelf.refuse_if_absent()
+        nbytes = request.ByteSize()
+        self._budget.take(nbytes)
+        try:
+            with shelf.find(request.model_name, request.model_version or None).lease() as shelved:
+                call = codec.read(request, shelved.model.inputs, context.time_remaining())
+                results = await shelved.run(call)
+                return codec.answer(call, shelved.served.name, str(shelved.served.version), results)
+        finally:
+            self._budget.give(nbytes)
+
+    async def _infer_stream(self, requests: Any, context: Any) -> None:
+        """ModelStreamInfer: answers in the order of requests, of which several are computed at a time. Errors of one do not end others."""
+        running: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(MOST_IN_STREAM)
+        tasks: set[asyncio.Task[Any]] = set()
+
+        async def read() -> None:
+            try:
+                async for request in requests:
+                    task = asyncio.create_task(self._streamed(request, context))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                    await running.put(task)
+            except Exception as error:  # the client has gone, or its message is too large
+                statuses.told(error)
+            await running.put(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (task := await running.get()) is not None:
+                await context.write(await task)
+        finally:
+            for each in (reader, *tasks):
+                each.cancel()
+
+    async def _streamed(self, request: Any, context: Any) -> Any:
+        try:
+            response = await self._infer(request, context)
+        except Exception as error:
+            return schema.ModelStreamInferResponse(
+                error_message=statuses.told(error), infer_response=schema.ModelInferResponse(id=request.id, model_name=request.model_name)
+            )
+        response.parameters["triton_final_response"].bool_param = True
+        return schema.ModelStreamInferResponse(infer_response=response)
+
+    # ---- everything else
+
+    async def _live(self, request: Any, context: Any) -> Any:
+        return schema.ServerLiveResponse(live=True)
+
+    async def _ready(self, request: Any, context: Any) -> Any:
+        return schema.ServerReadyResponse(ready=documents.readiness(self._shelf)["ready"])
+
+    async def _model_ready(self, request: Any, context: Any) -> Any:
+        try:
+            self._shelf.find(request.name, request.version or None)
+        except Refused as refused:
+            if refused.status == 404:
+                raise
+            return schema.ModelReadyResponse(ready=False)
+        return schema.ModelReadyResponse(ready=not self._shelf.absent)
+
+    async def _server(self, request: Any, context: Any) -> Any:
+        return schema.ServerMetadataResponse(**documents.server(self._supervised is not None))
+
+    async def _model(self, request: Any, context: Any) -> Any:
+        shelved = self._shelf.find(request.name, request.version or None)
+        return schema.ModelMetadataResponse(**documents.model(self._shelf, shelved))
+
+    async def _index(self, request: Any, context: Any) -> Any:
+        self._repository()
+        found = [each for each in documents.index(self._shelf) if each["state"] == "READY" or not request.ready]
+        return schema.RepositoryIndexResponse(models=found)
+
+    async def _load(self, request: Any, context: Any) -> Any:
+        await self._repository().change(request.model_name, load=True)
+        return schema.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Any, context: Any) -> Any:
+        await self._repository().change(request.model_name, load=False)
+        return schema.RepositoryModelUnloadResponse()
+
+    def _repository(self) -> Supervised:
+        if self._supervised is None:
+            raise Refused(501, "this server does not let clients change its models. It was started without --allow-repository")
+        return self._supervised
+
+
+def failure(error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
+    """Code, details and trailing metadata for an error. The latter tell clients that retry by themselves when to do so."""
+    answered = statuses.of(error)
+    code = CODES.get(answered.status, grpc.StatusCode.INTERNAL)
+    retry = () if answered.retry_s is None else (("grpc-retry-pushback-ms", str(answered.retry_s * 1000)),)
+    return code, statuses.told(error)[:MOST_DETAILS], retry
+
+
+def _authorization(context: Any) -> str:
+    """The call's header of this name; empty without it."""
+    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    return found[0] if found and isinstance(found[0], str) else ""

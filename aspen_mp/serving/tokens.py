@@ -1,0 +1,46 @@
+"""Bearer tokens: which clients are answered."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from aspen_mp.serving.statuses import Refused
+from aspen_mp.shm.errors import ConfigError
+
+LEAST_LENGTH: Final = 16
+_SCHEME: Final = "bearer "
+
+
+def digests(path: Path) -> list[str]:
+    """SHA-256 of each token of a file with one a line; empty lines and those that begin with ``#`` are none. ConfigError, OSError."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: a token consists of ASCII characters") from None
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise ConfigError(f"{path} has no token. Write one a line, as from: openssl rand -hex 32")
+    if any(len(token) < LEAST_LENGTH for token in tokens):
+        raise ConfigError(f"{path}: a token has less than {LEAST_LENGTH} characters, and could be guessed. Use: openssl rand -hex 32")
+    return [hashlib.sha256(token.encode()).hexdigest() for token in tokens]
+
+
+class Tokens:
+    """The tokens of a server, of which it keeps digests alone. Without any, everybody is answered."""
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        self._digests = digests
+
+    def check(self, authorization: str) -> None:
+        """Refused (401) unless this header, as the client sent it, names a token."""
+        if not self._digests:
+            return
+        scheme, token = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
+        found = hashlib.sha256(token.encode()).hexdigest()
+        known = [hmac.compare_digest(found, each) for each in self._digests]  # all of them: the time tells nothing
+        if scheme.lower() != _SCHEME or not any(known):
+            raise Refused(401, "this server wants a token. Send it in the header: Authorization: Bearer TOKEN")

@@ -1,0 +1,76 @@
+"""Bearer tokens and TLS, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import serving_tools as tools
+import small_models
+
+from aspen_mp.serving import tokens
+from aspen_mp.shm.errors import ConfigError
+
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    tools.save(folder, "mlp", 1, small_models.mlp("n"))
+    (tmp_path / "tokens").write_text(f"# of the tests\n{TOKEN}\nanother-token-0123456789\n")
+    return folder
+
+
+def test_files_of_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    for text, why in (("# none\n\n", "has no token"), ("short\n", "could be guessed"), ("ä" * 20, "ASCII")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=why):
+            tokens.digests(path)
+
+
+def test_tokens_are_asked_for(models: Path) -> None:
+    with tools.serving(models, models, "--token-file", models.parent / "tokens") as server, tools.client(server.address) as client:
+        assert client.ask("/v2/health/live")[0] == client.ask("/v2/health/ready")[0] == 200
+        for sent in ({}, {"Authorization": "Bearer wrong-token-0123456789"}, {"Authorization": f"Basic {TOKEN}"}):
+            for path in ("/v2", "/v2/models/mlp", "/metrics", "/nothing"):
+                status, headers, said = client.ask(path, headers=sent)
+                assert (status, headers["www-authenticate"]) == (401, "Bearer")
+                assert "wants a token" in said["error"]
+        assert client.ask("/v2/models/mlp", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        assert client.ask("/v2", headers={"Authorization": "bearer another-token-0123456789"})[0] == 200
+
+
+def test_tls_and_tokens_over_grpc(models: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
+    from test_serving_grpc import Caller
+
+    key, certificate = models.parent / "key.pem", models.parent / "certificate.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", certificate, *names]
+    subprocess.run(command, check=True, capture_output=True)
+    options = ["--certificate", certificate, "--key", key, "--token-file", models.parent / "tokens", "--grpc-port", "0"]
+    with tools.serving(models, models, *options) as server:
+        connection = http.client.HTTPSConnection(server.address, context=ssl.create_default_context(cafile=certificate))
+        connection.request("GET", "/v2/health/ready")
+        assert connection.getresponse().read() == b'{"ready":true}'
+        connection.close()
+        with grpc.secure_channel(server.grpc_address, grpc.ssl_channel_credentials(certificate.read_bytes())) as channel:
+            call = Caller(channel)
+            assert call("ServerReady").ready
+            with pytest.raises(grpc.RpcError) as raised:
+                call("ServerMetadata")
+            assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert call("ServerMetadata", metadata=[("authorization", f"Bearer {TOKEN}")]).name == "aspen-mp"
+
+
+def test_a_certificate_needs_its_key(models: Path) -> None:
+    with pytest.raises(AssertionError, match="Give both"):
+        tools.Server(models, "--certificate", models.parent / "tokens", folder=models)
+    with pytest.raises(AssertionError, match="no certificate in PEM"):
+        tools.Server(models, "--certificate", models.parent / "tokens", "--key", models.parent / "tokens", folder=models)
