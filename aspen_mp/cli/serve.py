@@ -88,8 +88,8 @@ def serve(
         grace_s=grace,
         drain_s=drain,
         tokens=[] if token_file is None else tokens.digests(token_file),
-        certificate=certificate and str(certificate.resolve()),
-        key=key and str(key.resolve()),
+        certificate=None if certificate is None else str(certificate.resolve()),
+        key=None if key is None else str(key.resolve()),
     )
     with contextlib.ExitStack() as stack:
         repositories, files = _found(models, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-serve-"))))

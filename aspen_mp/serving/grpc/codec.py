@@ -124,7 +124,7 @@ def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.N
             f"its entry of raw_input_contents has {len(data)}"
         )
     if dtype == np.bool_:
-        return np.frombuffer(data, np.uint8) != 0  # kernels know of 0 and 1 only
+        return np.frombuffer(data, np.uint8).astype(np.bool_)  # kernels know of 0 and 1 only
     return np.frombuffer(data, dtype)
 
 
