@@ -74,7 +74,7 @@ def serve(
     if name is not None and workers is not None:
         raise typer.BadParameter("a runtime that runs has its workers. Leave it out, or --name", param_hint="--workers")
     from aspen_mp.cli import metrics as endpoint
-    from aspen_mp.serving import tokens
+    from aspen_mp.serving.access import tokens
     from aspen_mp.serving.limits import Limits
     from aspen_mp.serving.supervisor import Options
 

@@ -11,7 +11,7 @@ import pytest
 import serving_tools as tools
 import small_models
 
-from aspen_mp.serving import tokens
+from aspen_mp.serving.access import tokens
 from aspen_mp.shm.errors import ConfigError
 
 TOKEN = "0123456789abcdef0123"

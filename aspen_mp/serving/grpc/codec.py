@@ -148,7 +148,7 @@ def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any
             except UnicodeDecodeError:
                 raise RequestError(f"{where}: string {k} is not UTF-8, which strings of ONNX models are") from None
         return found
-    array = np.array(items, np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else np.array(items, dtype)
+    array: npt.NDArray[Any] = np.array(items, np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else np.array(items, dtype)
     if array.dtype != dtype:
         limits = np.iinfo(dtype)
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):

@@ -1,0 +1,1 @@
+"""Who is answered, and what is noted of it."""
