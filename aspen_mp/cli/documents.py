@@ -380,7 +380,7 @@ class Launched(Document):
     metrics: str | UnsetType = UNSET
 
 
-class Served(Document):
+class Serving(Document):
     """`aspen-mp serve`, once it answers. `at`: addresses; `pid`: the process that holds models and front ends; `models`: what is served."""
 
     at: list[str]
@@ -839,7 +839,7 @@ class Error(Document):
 
 DOCUMENTS: Final[dict[str, Any]] = {
     "launch": Launched,
-    "serve": Served,
+    "serve": Serving,
     "run": Run,
     "plan": Plan,
     "coplan": Coplan,

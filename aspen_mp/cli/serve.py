@@ -23,6 +23,7 @@ from aspen_mp.errors import AspenError
 if TYPE_CHECKING:
     from aspen_mp import Runtime
     from aspen_mp.serving.repository import Found
+    from aspen_mp.serving.supervisor import Options
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
 NEEDED_FOR_GRPC = ("grpc", "google.protobuf")
@@ -139,7 +140,7 @@ def _run(
     runtime: Runtime,
     repositories: list[Path],
     files: list[Found],
-    told: object,
+    told: Options,
     sockets: list[socket.socket],
     report: dict[str, object],
     as_json: bool,
@@ -147,9 +148,8 @@ def _run(
     """Serves, and says when it does."""
     from aspen_mp.cli.notify import Notifier
     from aspen_mp.serving.keeper import Keeper
-    from aspen_mp.serving.supervisor import Options, Supervisor
+    from aspen_mp.serving.supervisor import Supervisor
 
-    assert isinstance(told, Options)
     notifier = Notifier()
     keeper = Keeper(runtime, repositories, files)
 

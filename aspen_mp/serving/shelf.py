@@ -140,7 +140,13 @@ class Shelf:
             if known is not None and known.served == served:
                 after[served.version] = known
                 continue
-            model = await asyncio.to_thread(load, self.runtime, name, served.version, served.path, served.config)
+            try:
+                model = await asyncio.to_thread(load, self.runtime, name, served.version, served.path, served.config)
+            except BaseException:
+                for version, shelved in after.items():
+                    if before.get(version) is not shelved:
+                        shelved.retire()
+                raise
             after[served.version] = Shelved(served, model)
         self._shelved[name] = after
         for version, shelved in before.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Final, NamedTuple
 
 from aspen_mp.shm.errors import (
@@ -70,5 +71,5 @@ def told(error: BaseException) -> str:
     """What a client is told. An error that is not ours is not told in detail: it goes to standard error."""
     if isinstance(error, AspenError):
         return str(error)
-    print(f"aspen-mp serve: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    traceback.print_exception(error, file=sys.stderr)
     return "an error inside the server; its log says more"

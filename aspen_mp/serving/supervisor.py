@@ -307,6 +307,7 @@ class Supervisor:
         done = Done(number=ask.number)
         if ask.load:
             reasons = [each.reason for each in keeper.unserved if each.name == name]
+            reasons += [each.failed[name] for each in self._front_ends if name in each.failed]
             if reasons:
                 done = Done(number=ask.number, status=400, reason=f"model {name!r} was not loaded: {reasons[0]}")
             elif not any(each.name == name for each in keeper.served):
