@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tools.Server]:
     folder = tmp_path_factory.mktemp("models")
     tools.save(folder, "mlp", 1, small_models.mlp("n"))
     tools.save(folder, "types", 1, every_type())
-    tools.save(folder, "chain", 1, small_models.conv_chain(24, 64, 64))
+    tools.save(folder, "chain", 1, small_models.conv_chain(24, 32, 64))
     with tools.serving(folder, folder, "--grpc-port", "0", "--max-body", "1", "--access-log") as found:
         with calling(found) as call:
             call("ServerLive")  # gRPC's own threads and descriptors, which the first channel makes, stay with the process
@@ -232,7 +232,7 @@ def test_a_stream_answers_in_order_and_goes_on_after_errors(server: tools.Server
 
 
 def test_cancelled_calls_and_streams_cancel_their_requests(server: tools.Server) -> None:
-    x = np.random.default_rng(0).standard_normal((1, 16, 64, 64)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 32, 64, 64)).astype(np.float32)
     request = infer_request("chain", {"x": x})
     with calling(server) as call:
         call.method("ModelInfer").future(request).cancel()  # the server may not even have seen it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -126,7 +127,7 @@ class Service:
                     task.add_done_callback(tasks.discard)
                     await running.put(task)
             except Exception as error:  # the client has gone, or its message is too large
-                statuses.told(error)
+                print(f"aspen-mp serve: a stream from {context.peer()} ended: {error}", file=sys.stderr, flush=True)
             await running.put(None)
 
         reader = asyncio.create_task(read())
