@@ -22,7 +22,7 @@ from aspen_mp.errors import AspenError
 
 if TYPE_CHECKING:
     from aspen_mp import Runtime
-    from aspen_mp.serving.repository import Found
+    from aspen_mp.serving.repository.disk import Found
     from aspen_mp.serving.supervisor import Options
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
@@ -190,7 +190,7 @@ def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
     """Repositories, and models by themselves. Those without a file get one in `scratch`: every front end reads it."""
     import onnx
 
-    from aspen_mp.serving import repository
+    from aspen_mp.serving.repository import disk
 
     repositories: list[Path] = []
     files: dict[str, Found] = {}
@@ -200,14 +200,14 @@ def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
             continue
         source = sources.resolve(text)
         label = Path(source.label).stem if isinstance(source.model, str) else source.label.removeprefix("zoo:")
-        if not repository.NAME.fullmatch(label):
+        if not disk.NAME.fullmatch(label):
             raise typer.BadParameter(f"{label!r} cannot be the name of a model. Use letters, digits, '.', '_' and '-'")
         if label in files:
             raise typer.BadParameter(f"two models have the name {label!r}. Put them into a repository under other names")
         path = Path(source.model) if isinstance(source.model, str) else scratch / f"{label}.onnx"
         if not isinstance(source.model, str):
             onnx.save(source.model, path)
-        files[label] = repository.single(label, path)
+        files[label] = disk.single(label, path)
     return repositories, list(files.values())
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 import aspen_mp
-from aspen_mp.serving.inference import Call
-from aspen_mp.serving.repository import Batching
+from aspen_mp.serving.protocol.inference import Call
+from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.shm.errors import QueueFull, RequestError
 
 Results = Mapping[str, npt.NDArray[Any]]

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.serving.repository import Config
+from aspen_mp.serving.repository.disk import Config
 
 MOST_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")

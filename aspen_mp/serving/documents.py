@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving import datatypes
+from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.shelf import Shelf, Shelved
 
 NAME: Final = "aspen-mp"

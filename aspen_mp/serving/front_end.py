@@ -22,12 +22,12 @@ import aspen_mp
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.connections import LimitedConnection
 from aspen_mp.serving.access.tokens import Tokens
-from aspen_mp.serving.body import Budget
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.protocol.body import Budget
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
-from aspen_mp.serving.statuses import Refused
 from aspen_mp.workers import process
 
 BACKLOG = 2048

@@ -15,14 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aspen_mp.serving import documents, inference, statuses
+from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
-from aspen_mp.serving.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.messages import encoder
+from aspen_mp.serving.protocol import inference, statuses
+from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
+from aspen_mp.serving.protocol.messages import encoder
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
-from aspen_mp.serving.statuses import Refused
 
 Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}

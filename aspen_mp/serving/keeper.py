@@ -14,7 +14,7 @@ import numpy as np
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.channel import Served, Unserved
-from aspen_mp.serving.repository import Config, Contents, Found, scan
+from aspen_mp.serving.repository.disk import Config, Contents, Found, scan
 from aspen_mp.serving.shelf import load
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, RuntimeLost
 

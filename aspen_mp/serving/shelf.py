@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 import aspen_mp
-from aspen_mp.serving import datatypes
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
-from aspen_mp.serving.inference import Call
-from aspen_mp.serving.repository import Config
-from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.protocol import datatypes
+from aspen_mp.serving.protocol.inference import Call
+from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.repository.disk import Config
 from aspen_mp.shm.errors import AspenError, UnsupportedModelError
 from aspen_mp.shm.words import nearest
 

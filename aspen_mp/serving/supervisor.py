@@ -21,8 +21,8 @@ from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Fin
 from aspen_mp.serving.front_end import Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.repository import folders
-from aspen_mp.serving.watching import Watch
+from aspen_mp.serving.repository.disk import folders
+from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.words import count
 

@@ -15,8 +15,8 @@ import small_models
 import aspen_mp
 from aspen_mp.errors import RequestError
 from aspen_mp.serving.batching import Batcher
-from aspen_mp.serving.inference import Call
-from aspen_mp.serving.repository import Batching
+from aspen_mp.serving.protocol.inference import Call
+from aspen_mp.serving.repository.disk import Batching
 
 
 @pytest.fixture(scope="module")

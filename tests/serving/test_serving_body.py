@@ -13,9 +13,9 @@ import serving_tools  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspen_mp.serving.body import Body, Budget, Disconnected
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.protocol.body import Body, Budget, Disconnected
+from aspen_mp.serving.protocol.statuses import Refused
 
 LIMITS = Limits(body=1000, json=100, pending=1500, body_s=0.05)
 

@@ -17,8 +17,8 @@ from test_serving_protocol import arrays, every_type
 grpc = pytest.importorskip("grpc", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
 pytest.importorskip("google.protobuf", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
 
-from aspen_mp.serving import datatypes  # noqa: E402
 from aspen_mp.serving.grpc import codec, schema  # noqa: E402
+from aspen_mp.serving.protocol import datatypes  # noqa: E402
 
 
 @pytest.fixture(scope="module")

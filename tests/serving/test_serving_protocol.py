@@ -16,7 +16,7 @@ import small_models
 from onnx import TensorProto, helper
 
 import aspen_mp
-from aspen_mp.serving import datatypes
+from aspen_mp.serving.protocol import datatypes
 
 TYPES = {
     "BOOL": TensorProto.BOOL,

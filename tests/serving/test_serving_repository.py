@@ -13,7 +13,7 @@ import serving_tools as tools
 import small_models
 
 from aspen_mp.errors import ConfigError
-from aspen_mp.serving import repository
+from aspen_mp.serving.repository import disk
 
 ONES = {"x": np.ones((2, 4), np.float32)}
 SWITCHES = 100 if os.environ.get("ASPEN_MP_TIER") == "long" else 6
@@ -30,7 +30,7 @@ def test_scan_finds_models_and_nothing_else(tmp_path: Path) -> None:
     for name in ("a/notes", "a/03", ".hidden/1", "with space/1", "empty", "none/1"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").touch()
-    found = repository.scan(tmp_path)
+    found = disk.scan(tmp_path)
     assert {name: [each.version for each in versions] for name, versions in found.versions.items()} == {"a": [10, 2]}
     assert list(found.broken) == ["b"]
     assert "config.toml" in found.broken["b"]
@@ -40,8 +40,8 @@ def test_scan_finds_models_and_nothing_else(tmp_path: Path) -> None:
 def test_stamps_tell_contents_apart(tmp_path: Path) -> None:
     tools.save(tmp_path, "a", 1, tools.constant(2))
 
-    def found() -> repository.Found:
-        return repository.scan(tmp_path).versions["a"][0]
+    def found() -> disk.Found:
+        return disk.scan(tmp_path).versions["a"][0]
 
     before = found()
     assert found() == before
@@ -56,7 +56,7 @@ def test_stamps_tell_contents_apart(tmp_path: Path) -> None:
 def test_configurations_that_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.toml"):
-        repository.read_config(tmp_path / "config.toml")
+        disk.read_config(tmp_path / "config.toml")
 
 
 def test_the_newest_version_is_served_unless_more_are_wanted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import ConfigError
 
 LEAST_LENGTH: Final = 16

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving import datatypes, inference
 from aspen_mp.serving.grpc.schema import ModelInferResponse
-from aspen_mp.serving.inference import Call
-from aspen_mp.serving.messages import MOST_DIMENSIONS, MOST_TENSORS
+from aspen_mp.serving.protocol import datatypes, inference
+from aspen_mp.serving.protocol.inference import Call
+from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_TENSORS
 from aspen_mp.shm.errors import RequestError
 
 _MOST_EXTENT: Final = 1 << 48

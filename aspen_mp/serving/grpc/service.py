@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import grpc
 
-from aspen_mp.serving import documents, statuses
+from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
-from aspen_mp.serving.body import Budget
 from aspen_mp.serving.grpc import codec, schema
+from aspen_mp.serving.protocol import statuses
+from aspen_mp.serving.protocol.body import Budget
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
-from aspen_mp.serving.statuses import Refused
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.protocol.statuses import Refused
 
 Receive = Callable[[], Awaitable[Any]]
 

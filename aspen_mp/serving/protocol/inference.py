@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving import datatypes
-from aspen_mp.serving.body import Body
-from aspen_mp.serving.messages import MOST_DIMENSIONS, Answer, Input, Output, Request, Size, encoder, request_decoder
-from aspen_mp.serving.statuses import Refused
+from aspen_mp.serving.protocol import datatypes
+from aspen_mp.serving.protocol.body import Body
+from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, Answer, Input, Output, Request, Size, encoder, request_decoder
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
 
 HEADER_LENGTH: Final = b"inference-header-content-length"

@@ -1,0 +1,1 @@
+"""A repository of models: what lies on disk, and when it changes."""
