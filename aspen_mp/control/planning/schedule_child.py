@@ -1,6 +1,6 @@
 """A child of the planner process that searches for schedules of networks that run together.
 
-It is forked for one set of networks, stands behind everything else (nice 19), and tells of each better schedule as it finds it.
+It is forked for one set of networks, runs where a core has nothing else to do, and tells of each better schedule as it finds it.
 Nobody waits for it.
 """
 
@@ -134,7 +134,7 @@ class ScheduleChild:
 def _run(networks: Sequence[Network], cores: Sequence[Core], objective: Objective, cache: str, told: int) -> int:
     """In the forked process."""
     try:
-        os.nice(19)
+        _stand_behind()
         os.set_blocking(told, True)
         _solve(networks, cores, objective, cache, told)
     except Exception:
@@ -142,6 +142,13 @@ def _run(networks: Sequence[Network], cores: Sequence[Core], objective: Objectiv
         sys.stderr.flush()
         return 1
     return 0
+
+
+def _stand_behind() -> None:
+    """At nice 19 alone a worker that wakes may wait until the search has used up its slice; this class makes way at once."""
+    os.nice(19)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _solve(networks: Sequence[Network], cores: Sequence[Core], objective: Objective, cache: str, told: int) -> None:
