@@ -151,6 +151,11 @@ class Model:
         return self._id
 
     @property
+    def home(self) -> str:
+        """The address of the runtime that calls it so."""
+        return self._home
+
+    @property
     def in_flight(self) -> int:
         """How many requests of this process are in the runtime, with somebody waiting for their results."""
         with self._counting:

@@ -55,7 +55,7 @@ class _Pipeline:
     """A source and all that is behind or beside it: one model, whose requests one thread sends."""
 
     def __init__(self, source: Network, every_s: float | None, feeds: Feeds | None, urgency: dict[str, Any], share: float) -> None:
-        """`urgency`: arguments of `Model.submit`."""
+        """`urgency`: arguments of `Model.submit`. `asked`: the runtime that was last asked for a schedule of its model."""
         self.source = source
         self.urgency = urgency
         self.share = share
@@ -66,6 +66,7 @@ class _Pipeline:
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.runs = False
+        self.asked = ""
         self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0, "missed": 0}
         self.latencies: deque[float] = deque(maxlen=_KEPT)
         self.lock = threading.Lock()
@@ -267,11 +268,15 @@ class Workload:
             before, self._scheduled = self._scheduled, None
             if before is not None and not before[0].lost:
                 before[0].run_apart(before[1])
-            running = [] if self._stopping.is_set() else [pipeline for pipeline in self._pipelines.values() if pipeline.runs]
-            models = [pipeline.model.number for pipeline in running if pipeline.model is not None]
-            if models:
-                session = self._session()
-                self._scheduled = session, session.run_together(models, self._objective)
+            models = [each.model for each in self._pipelines.values() if each.runs and each.model is not None]
+            if not models or self._stopping.is_set():
+                return
+            for pipeline in self._pipelines.values():
+                pipeline.asked = pipeline.model.home if pipeline.model is not None else ""
+            session = self._session()
+            numbers = [model.number for model in models if model.home == session.welcome.address]
+            if numbers:
+                self._scheduled = session, session.run_together(numbers, self._objective)
 
     def _schedule(self) -> dict[str, Any] | None:
         """What the runtime says of the schedule; None where there is none."""
@@ -403,6 +408,9 @@ class Workload:
             pipeline.counts["results"] += 1
             pipeline.counts["late"] += pipeline.every_s is not None and took > pipeline.every_s
             pipeline.latencies.append(took * 1e3)
+        assert pipeline.model is not None
+        if self._session is not None and pipeline.asked != pipeline.model.home:
+            self._ask_for_schedule()  # of a runtime that has taken the place of one that was lost
         pipeline.deliver(results)
 
     def _due(self, pipeline: _Pipeline) -> Iterator[tuple[float, Mapping[str, Any]]]:

@@ -176,3 +176,19 @@ def test_only_who_started_it_starts_it_again() -> None:
         os.waitpid(pid, 0)
         assert model.run(x)["y"].tobytes() == expected
         assert runtime.status()["runtime"]["restarts"] == 1
+
+
+def test_a_workload_is_scheduled_again() -> None:
+    with aspen_mp.Runtime(workers=2, retry=True, log="off") as runtime, runtime.workload(schedule=True) as workload:
+        for name in ("one", "other"):
+            workload.add(small_models.conv_chain(24, 64, 64), name=name, feeds=feeds)
+        workload.start()
+
+        def scheduled() -> bool:
+            found = workload.status()[0]["schedule"]
+            return found is not None and len(found["models"]) == 2
+
+        wait_until(scheduled, "a schedule")
+        kill(runtime)
+        wait_until(scheduled, "a schedule of the next runtime")
+        assert [each["error"] for each in workload.status()] == [None, None]
