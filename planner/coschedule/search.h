@@ -26,8 +26,17 @@
 #define CS_SETS 16
 #define CS_DOMAINS 8
 #define CS_MEMORIES 8
-#define CS_DUALS 40
 #define CS_NONE UINT32_MAX
+/* Sets of prices, of which each gives a lower bound. */
+#define CS_DUALS 24
+/* Prices are found in so many steps, each of which changes them by less. */
+#define CS_PRICE_STEPS 40
+#define CS_PRICE_RATE 0.6
+#define CS_PRICE_SLOWS 0.05
+/* In the beginning, all jobs together. */
+#define CS_PRICE_TIME 0.05
+/* Prices are made for jobs at the beginning, after this part of their groups, and so on: a power of two. */
+#define CS_ALIKE 4
 /* What differs by so little of the best schedule's length is equal. */
 #define CS_ROUNDING 1e-10
 /* Each pass is so many times as wide as the one before. */
@@ -85,6 +94,11 @@ struct cs_state {
   uint32_t dead;
 };
 
+/* Prices of a nanosecond: on a core set, and of a job. */
+struct cs_dual {
+  double core[CS_SETS], time[CS_JOBS];
+};
+
 struct cs_search {
   const struct cs_problem *p;
   uint32_t rows, levels, duals;
@@ -100,8 +114,8 @@ struct cs_search {
   uint32_t *bucket, n_buckets;
   uint8_t *kind;                 /* [sets]: equal where going anywhere else costs moves alike */
   double *after;                 /* [rows + jobs][sets]: least time from the end of the group before, on a set, to the end of the job */
-  double *load;                  /* [duals][rows + jobs]: least weighted core time from a group to the end of its job */
-  double weight[CS_DUALS][CS_SETS];
+  double *load;                  /* [duals][rows + jobs][sets]: least price from the end of the group before, on a set, to the end of the job */
+  struct cs_dual dual[CS_DUALS];
   uint64_t expanded;
   uint32_t n_steps;              /* of the best schedule, as it was found */
   uint32_t *step_job, *step_group, *step_set;
@@ -211,48 +225,102 @@ static inline void cs_prepare_after(struct cs_search *s) {
   }
 }
 
-/* Core time is bounded by what there is: for any weights of the domains whose capacities sum up to 1, the weighted core time that all jobs
- * need at least is a bound (the dual of spreading them over the domains at will). */
-static inline void cs_prepare_load(struct cs_search *s, uint32_t k, const double *weights) {
+/* A dual prices what bounds the time until all jobs have ended: the core time of each domain, by its cores, and the time of each job, moves
+ * included. Prices sum up to 1. So what the cheapest way to run all groups costs is a lower bound (the dual of sharing groups out among the
+ * core sets in fractions). It is better than core time or times of jobs alone: what is short on many cores is dear in core time. */
+static inline double cs_price(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t group, uint32_t set) {
+  return (dual->core[set] + dual->time[job]) * cs_ns(s, job, group, set);
+}
+
+/* Core sets cost what the cores of their domains do. */
+static inline void cs_price_sets(const struct cs_search *s, struct cs_dual *dual, const double *domains) {
   const struct cs_problem *p = s->p;
   for (uint32_t a = 0; a < p->sets; a++) {
-    s->weight[k][a] = 0;
-    for (uint32_t d = 0; d < p->domains; d++) s->weight[k][a] += weights[d] / p->cores[d] * p->uses[a * p->domains + d];
+    dual->core[a] = 0;
+    for (uint32_t d = 0; d < p->domains; d++) dual->core[a] += domains[d] / p->cores[d] * p->uses[a * p->domains + d];
   }
-  double *load = s->load + (size_t)k * (s->rows + p->jobs);
-  for (uint32_t n = 0; n < p->jobs; n++) {
-    uint32_t groups = cs_groups(s, n);
-    load[cs_mark(s, n, groups)] = 0;
-    for (uint32_t i = groups; i-- > 0;) {
-      double least = INFINITY;
-      for (uint32_t a = 0; a < p->sets; a++) {
-        double t = s->weight[k][a] * cs_ns(s, n, i, a);
-        if (t < least) least = t;
+}
+
+/* The price of the groups of a job from `first` on, by the set of the group before it. */
+static inline void cs_price_job(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t first, double *cost) {
+  const struct cs_problem *p = s->p;
+  uint32_t groups = cs_groups(s, job);
+  for (uint32_t a = 0; a < p->sets; a++) cost[(size_t)cs_mark(s, job, groups) * p->sets + a] = 0;
+  for (uint32_t i = groups; i-- > first;) {
+    double *row = cost + (size_t)cs_mark(s, job, i) * p->sets, *next = row + p->sets;
+    for (uint32_t from = 0; from < p->sets; from++) {
+      row[from] = INFINITY;
+      for (uint32_t to = 0; to < p->sets; to++) {
+        double t = dual->time[job] * cs_transition(s, job, i, from, to) + cs_price(s, dual, job, i, to) + next[to];
+        if (t < row[from]) row[from] = t;
       }
-      load[cs_mark(s, n, i)] = load[cs_mark(s, n, i + 1)] + least;
     }
   }
 }
 
-/* Weights on a grid of the simplex; as fine as there is room for. */
-static inline void cs_prepare_loads(struct cs_search *s) {
-  uint32_t d = s->p->domains, steps = d == 1 ? 1 : d == 2 ? CS_DUALS - 1 : d == 3 ? 7 : d == 4 ? 3 : 1;
-  uint32_t part[CS_DOMAINS] = {0};
-  s->duals = 0;
-  part[d - 1] = steps;
-  for (;;) {
-    double weights[CS_DOMAINS];
-    for (uint32_t k = 0; k < d; k++) weights[k] = (double)part[k] / steps;
-    if (s->duals < CS_DUALS) cs_prepare_load(s, s->duals++, weights);
-    /* The next composition of `steps` in `d` parts. */
-    uint32_t k = d - 1;
-    while (k > 0 && part[k] == 0) k--;
-    if (k == 0) return;
-    uint32_t moved = part[k] - 1;
-    part[k - 1]++;
-    part[k] = 0;
-    part[d - 1] = moved;
+/* What the cheapest way from `first` on takes: core time of each domain, by its cores, and the time of the job. Ties go to the first set. */
+static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t first, const double *cost,
+                            double *spent) {
+  const struct cs_problem *p = s->p;
+  uint32_t from = 0;
+  for (uint32_t i = first; i < cs_groups(s, job); i++) {
+    const double *next = cost + (size_t)cs_mark(s, job, i + 1) * p->sets;
+    double least = INFINITY;
+    uint32_t chosen = 0;
+    for (uint32_t to = 0; to < p->sets; to++) {
+      double move = i > first ? dual->time[job] * cs_transition(s, job, i, from, to) : 0;
+      double t = move + cs_price(s, dual, job, i, to) + next[to];
+      if (t < least) least = t, chosen = to;
+    }
+    double ns = cs_ns(s, job, i, chosen);
+    if (i > first) spent[p->domains + job] += cs_transition(s, job, i, from, chosen);
+    spent[p->domains + job] += ns;
+    for (uint32_t d = 0; d < p->domains; d++) spent[d] += ns * p->uses[chosen * p->domains + d] / p->cores[d];
+    from = chosen;
   }
+}
+
+/* Makes what is spent most dearer, step by step, and keeps the prices of the best bound. `first`: where each job stands. */
+static inline void cs_price_all(struct cs_search *s, const uint32_t *first, double *prices, struct cs_dual *best) {
+  const struct cs_problem *p = s->p;
+  uint32_t n_prices = p->domains + p->jobs;
+  double most = -1;
+  struct cs_dual dual;
+  for (uint32_t step = 0; step < CS_PRICE_STEPS; step++) {
+    double spent[CS_DOMAINS + CS_JOBS] = {0}, value = 0, sum = 0;
+    cs_price_sets(s, &dual, prices);
+    for (uint32_t n = 0; n < p->jobs; n++) dual.time[n] = prices[p->domains + n];
+    for (uint32_t n = 0; n < p->jobs; n++) {
+      cs_price_job(s, &dual, n, first[n], s->load);
+      cs_spend(s, &dual, n, first[n], s->load, spent);
+    }
+    for (uint32_t k = 0; k < n_prices; k++) value += prices[k] * spent[k];
+    if (value > most) most = value, *best = dual;
+    if (!(value > 0)) return;
+    for (uint32_t k = 0; k < n_prices; k++) sum += prices[k] *= exp(CS_PRICE_RATE / (1 + CS_PRICE_SLOWS * step) * (spent[k] - value) / value);
+    for (uint32_t k = 0; k < n_prices; k++) prices[k] /= sum;
+  }
+}
+
+/* Prices for jobs that stand at many places: all as far as each other, then at random. */
+static inline void cs_prepare_loads(struct cs_search *s) {
+  const struct cs_problem *p = s->p;
+  size_t rows = (size_t)(s->rows + p->jobs) * p->sets;
+  uint64_t random = 88172645463325252u;
+  s->duals = 0;
+  for (uint32_t k = 0; k < CS_DUALS; k++) {
+    uint32_t first[CS_JOBS], n_prices = p->domains + p->jobs;
+    double prices[CS_DOMAINS + CS_JOBS];
+    for (uint32_t n = 0; n < p->jobs; n++) {
+      random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+      first[n] = cs_groups(s, n) * (k < CS_ALIKE ? k : random >> 32 & (CS_ALIKE - 1)) / CS_ALIKE;
+    }
+    for (uint32_t i = 0; i < n_prices; i++) prices[i] = i < p->domains ? (1 - CS_PRICE_TIME) / p->domains : CS_PRICE_TIME / p->jobs;
+    cs_price_all(s, first, prices, &s->dual[k]);
+    s->duals++;
+  }
+  for (uint32_t k = 0; k < s->duals; k++)
+    for (uint32_t n = 0; n < p->jobs; n++) cs_price_job(s, &s->dual[k], n, 0, s->load + k * rows);
 }
 
 /* Nanoseconds from now to the end of each job, at least. */
@@ -288,13 +356,17 @@ static inline double cs_loads(const struct cs_search *s, const struct cs_state *
   const struct cs_problem *p = s->p;
   double most = 0;
   for (uint32_t k = 0; k < s->duals; k++) {
-    const double *load = s->load + (size_t)k * (s->rows + p->jobs);
+    const struct cs_dual *dual = &s->dual[k];
+    const double *load = s->load + k * (size_t)(s->rows + p->jobs) * p->sets;
     double sum = 0;
     for (uint32_t n = 0; n < p->jobs; n++) {
-      if (x->phase[n] == CS_DONE) continue;
-      uint32_t placed = x->phase[n] >= CS_MOVES;
-      sum += load[cs_mark(s, n, x->group[n] + placed)];
-      if (placed) sum += s->weight[k][x->set[n]] * (x->phase[n] == CS_RUNS ? x->left[n] : cs_ns(s, n, x->group[n], x->set[n]));
+      uint32_t phase = x->phase[n], a = x->set[n], placed = phase >= CS_MOVES;
+      if (phase == CS_DONE) continue;
+      sum += load[(size_t)cs_mark(s, n, x->group[n] + placed) * p->sets + a];
+      if (phase == CS_RUNS) sum += (dual->core[a] + dual->time[n]) * x->left[n];
+      else if (placed) sum += cs_price(s, dual, n, x->group[n], a);
+      if (phase == CS_MOVES) sum += dual->time[n] * x->left[n];
+      if (phase == CS_WAITS && p->release[n] > x->now) sum += dual->time[n] * (p->release[n] - x->now);
     }
     if (sum > most) most = sum;
   }
@@ -583,7 +655,7 @@ static inline int cs_allocate(struct cs_search *s) {
   s->bucket = (uint32_t *)malloc(s->n_buckets * sizeof *s->bucket);
   s->kind = (uint8_t *)malloc(s->p->sets);
   s->after = (double *)malloc((size_t)marks * s->p->sets * sizeof *s->after);
-  s->load = (double *)malloc((size_t)CS_DUALS * marks * sizeof *s->load);
+  s->load = (double *)malloc((size_t)CS_DUALS * marks * s->p->sets * sizeof *s->load);
   s->step_job = (uint32_t *)malloc(3 * (size_t)rows * sizeof *s->step_job);
   s->step_start = (double *)malloc(2 * (size_t)rows * sizeof *s->step_start);
   if (!s->state || !s->head || !s->order || !s->bucket || !s->kind || !s->after || !s->load || !s->step_job || !s->step_start) return 0;
