@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -26,9 +25,10 @@ from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.words import count
 
-SHORT_S: Final = 10.0
-MOST_SHORT: Final = 8
-"""A server ends whose front ends have died so often in a row within `SHORT_S` of their start."""
+LATE_S: Final = 10.0
+"""How long after the grace front ends may take to end before they are killed."""
+MOST_STILLBORN: Final = 8
+"""A server ends whose front ends have died so often before they served, while none of them began to."""
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -56,7 +56,6 @@ class _FrontEnd:
         self.channel = channel
         self.applied = 0
         self.failed: dict[str, str] = {}
-        self.began = time.monotonic()
 
 
 class Supervisor:
@@ -71,7 +70,7 @@ class Supervisor:
         self._sockets = sockets
         self._watched = watched
         self._front_ends: set[_FrontEnd] = set()
-        self._short = 0
+        self._stillborn = 0
         self._number = 0
         self._absent = ""
         self._stopping = asyncio.Event()
@@ -246,10 +245,10 @@ class Supervisor:
             front_end.channel.close()
             if self._stopping.is_set():
                 return
-            self._short = self._short + 1 if time.monotonic() - front_end.began < SHORT_S else 0
+            self._stillborn += not front_end.applied
             _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
-            if self._short >= MOST_SHORT:
-                raise AspenError(f"front ends end again and again, the last one with status {status}. Their messages above say why")
+            if self._stillborn >= MOST_STILLBORN:
+                raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
 
     async def _start(self) -> _FrontEnd:
         ours, theirs = socket.socketpair()
@@ -288,6 +287,7 @@ class Supervisor:
         while (message := await front_end.channel.receive()) is not None:
             if isinstance(message, Applied):
                 front_end.applied, front_end.failed = message.number, message.failed
+                self._stillborn = 0
                 await self._notify()
             elif isinstance(message, Ask):
                 self._spawn(self._change(front_end, message))
@@ -326,7 +326,7 @@ class Supervisor:
             each.channel.send(Finish())
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=self._options.grace_s + SHORT_S)
+            _, late = await asyncio.wait(waits, timeout=self._options.grace_s + LATE_S)
             if late:
                 _say(f"{count(len(late), 'front end')} did not end in time and {'is' if len(late) == 1 else 'are'} killed")
             for process in processes:

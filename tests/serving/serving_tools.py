@@ -165,6 +165,24 @@ def client(address: str) -> Iterator[Client]:
         found.close()
 
 
+class Retrying:
+    """A client that connects again when its front end has died, as load balancers do. `lost`: how often that was."""
+
+    def __init__(self, address: str, once: Callable[[Client], None]) -> None:
+        self.address = address
+        self.once = once
+        self.client = Client(address)
+        self.lost = 0
+
+    def __call__(self) -> None:
+        try:
+            self.once(self.client)
+        except (ConnectionError, http.client.HTTPException):
+            self.lost += 1
+            self.client.close()
+            self.client = Client(self.address)
+
+
 @contextlib.contextmanager
 def load(n: int, once: Callable[[int], None]) -> Iterator[list[int]]:
     """`n` threads that call `once(thread)` again and again until the end of the block; how often each has. Their errors are raised then."""

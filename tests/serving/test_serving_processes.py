@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -32,26 +31,9 @@ def check(client: tools.Client) -> None:
     np.testing.assert_allclose(client.infer("mlp", feeds)["y"], tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
 
 
-class Retrying:
-    """A client that connects again when its front end has died, as load balancers do. `lost`: how often that was."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.client = tools.Client(address)
-        self.lost = 0
-
-    def __call__(self) -> None:
-        try:
-            check(self.client)
-        except (ConnectionError, http.client.HTTPException):
-            self.lost += 1
-            self.client.close()
-            self.client = tools.Client(self.address)
-
-
 def test_front_ends_are_killed_and_replaced(models: Path) -> None:
     with tools.serving(models, models, "--http-workers", "2") as server:
-        clients = [Retrying(server.address) for _ in range(4)]
+        clients = [tools.Retrying(server.address, check) for _ in range(4)]
         with tools.load(len(clients), lambda k: clients[k]()) as counts:
             for kill in range(1, KILLS + 1):
                 server.front_ends()[0].kill()
