@@ -40,7 +40,9 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", min=0, max=65535, help="Serve /metrics at this port, too, from a process of its own.")
     ] = None,
-    unix_socket: Annotated[Path | None, typer.Option("--unix-socket", help="Listen at this path as well.")] = None,
+    unix_socket: Annotated[
+        Path | None, typer.Option("--unix-socket", help="Listen at this path as well; PATH.memory takes memory that clients share.")
+    ] = None,
     http_workers: Annotated[int, typer.Option("--http-workers", min=1, max=256, help="Processes that answer requests.")] = 1,
     name: Annotated[
         str | None, typer.Option("--name", callback=options.named, help="Use the runtime of this name, instead of one of its own.")
@@ -97,15 +99,17 @@ def serve(
         listening = stack.enter_context(_listening(host, port))
         at = [f"{'http' if certificate is None else 'https'}://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
         sockets = [listening]
+        memory = None
         if unix_socket is not None:
             sockets.append(stack.enter_context(_listening_at(unix_socket)))
+            memory = stack.enter_context(_listening_at(unix_socket.with_name(f"{unix_socket.name}.memory")))
             at.append(f"unix:{unix_socket}")
         if grpc_port is not None:
             told.grpc = stack.enter_context(_grpc(host, grpc_port))
             at.append(f"grpc://{told.grpc}")
         runtime = stack.enter_context(_runtime(name, workers))
         metrics = stack.enter_context(endpoint.beside(runtime.name, None if metrics_port is None else f"{host}:{metrics_port}"))
-        _run(runtime, repositories, files, told, sockets, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
+        _run(runtime, repositories, files, told, sockets, memory, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
 
 
 def _need(extra: str, packages: tuple[str, ...]) -> None:
@@ -142,6 +146,7 @@ def _run(
     files: list[Found],
     told: Options,
     sockets: list[socket.socket],
+    memory: socket.socket | None,
     report: dict[str, object],
     as_json: bool,
 ) -> None:
@@ -164,7 +169,7 @@ def _run(
             output.notice(f"{output.count(len(names), 'model')} ({', '.join(names) or 'none'}) served at {', '.join(report['at'])}")  # type: ignore[arg-type]
         notifier.ready()
 
-    supervisor = Supervisor(runtime, keeper, told, sockets, repositories)
+    supervisor = Supervisor(runtime, keeper, told, sockets, memory, repositories)
     asyncio.run(supervisor.run(ready, notifier.stopping))
 
 

@@ -25,6 +25,7 @@ from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
@@ -41,6 +42,7 @@ class Settings(msgspec.Struct, kw_only=True):
         parent: The supervisor's process id.
         channel: Descriptor of the socket between them.
         sockets: Descriptors of the sockets to accept from.
+        memory: Descriptor of the socket at which clients share memory; None without it.
         grpc: HOST:PORT for gRPC; None without it.
         limits: What is accepted.
         grace_s: For requests in flight at the end.
@@ -54,6 +56,7 @@ class Settings(msgspec.Struct, kw_only=True):
     parent: int
     channel: int
     sockets: list[int]
+    memory: int | None
     grpc: str | None
     limits: Limits
     grace_s: float
@@ -109,7 +112,7 @@ class FrontEnd:
         try:
             await self._loaded.wait()  # not before: what it accepts, another front end could have answered
             sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
-            async with self._grpc():
+            async with self._grpc(), self._memory():
                 self._listens.set()
                 await self._server.serve(sockets)
         finally:
@@ -135,6 +138,28 @@ class FrontEnd:
         async def stop() -> None:
             await self._finish.wait()
             await listener.stop(settings.grace_s)
+
+        stopping = asyncio.create_task(stop())
+        try:
+            yield
+        finally:
+            self._finish.set()
+            await stopping
+
+    @contextlib.asynccontextmanager
+    async def _memory(self) -> AsyncIterator[None]:
+        """Lets clients share memory, until the supervisor says that it is enough."""
+        if self._settings.memory is None:
+            yield
+            return
+        state, config = self._server.server_state, self._server.config
+        sock = socket.socket(fileno=self._settings.memory)
+        listener = MemoryListener(sock, self._settings.limits, lambda: {"config": config, "server_state": state})
+        listener.start()
+
+        async def stop() -> None:
+            await self._finish.wait()
+            listener.stop()
 
         stopping = asyncio.create_task(stop())
         try:

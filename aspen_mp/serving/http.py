@@ -19,6 +19,7 @@ from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.protocol import inference, statuses
 from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
@@ -28,6 +29,8 @@ from aspen_mp.serving.shelf import Shelf, Supervised
 Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
 """Routes that need no token: probes have none."""
+REGIONS: Final = "regions"
+"""The key of a request's `scope["state"]` with the regions of shared memory of its connection, if it has any."""
 _JSON: Final[Headers] = [(b"content-type", b"application/json")]
 
 
@@ -93,7 +96,8 @@ class Infer:
         sent = dict(scope["headers"])
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
         with shelf.find(where["model"], where.get("version")).lease() as shelved, Body(receive, sent, self._limits, self._budget) as body:
-            call = await inference.read(body, header_length, shelved.model.inputs)
+            regions = scope["state"].get(REGIONS, NONE)
+            call = await inference.read(body, header_length, shelved.model.inputs, regions)
             results = await _unless_disconnected(shelved.run(call), receive)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
 

@@ -59,15 +59,25 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """A server from its start to its end. `watched`: repositories whose changes are followed, if `Options.watch`."""
+    """A server from its start to its end.
+
+    `memory`: the socket at which clients share memory, if any. `watched`: repositories whose changes are followed, if `Options.watch`.
+    """
 
     def __init__(
-        self, runtime: aspen_mp.Runtime, keeper: Keeper, options: Options, sockets: Sequence[socket.socket], watched: Sequence[Path]
+        self,
+        runtime: aspen_mp.Runtime,
+        keeper: Keeper,
+        options: Options,
+        sockets: Sequence[socket.socket],
+        memory: socket.socket | None,
+        watched: Sequence[Path],
     ) -> None:
         self._runtime = runtime
         self._keeper = keeper
         self._options = options
         self._sockets = sockets
+        self._memory = memory
         self._watched = watched
         self._front_ends: set[_FrontEnd] = set()
         self._stillborn = 0
@@ -253,12 +263,14 @@ class Supervisor:
     async def _start(self) -> _FrontEnd:
         ours, theirs = socket.socketpair()
         sockets = [sock.fileno() for sock in self._sockets]
+        memory = None if self._memory is None else self._memory.fileno()
         options = self._options
         settings = Settings(
             runtime=self._runtime.name,
             parent=os.getpid(),
             channel=theirs.fileno(),
             sockets=sockets,
+            memory=memory,
             limits=options.limits,
             grace_s=options.grace_s,
             repository=options.allow_repository,
@@ -269,10 +281,9 @@ class Supervisor:
             key=options.key,
         )
         command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
+        inherited = [theirs.fileno(), *sockets, *([] if memory is None else [memory])]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[theirs.fileno(), *sockets], stdin=asyncio.subprocess.DEVNULL, process_group=0
-            )
+            process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0)
         except BaseException:
             ours.close()
             raise

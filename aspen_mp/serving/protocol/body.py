@@ -61,6 +61,7 @@ class Body:
         self._limits = limits
         self._budget = budget
         self._charged = 0
+        self._beside = 0
         self._rest: memoryview = memoryview(b"")
         self._more = True
         self._seen = 0
@@ -71,12 +72,19 @@ class Body:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        self._budget.give(self._charged)
-        self._charged = 0
+        self._budget.give(self._charged + self._beside)
+        self._charged = self._beside = 0
 
     def _charge(self, nbytes: int) -> None:
         self._budget.take(nbytes)
         self._charged += nbytes
+
+    def hold(self, nbytes: int) -> None:
+        """Counts bytes that come with the request, and not in its body. Refused (413, 429)."""
+        if self._beside + nbytes > self._limits.body:
+            raise Refused(413, f"the tensors in shared memory have more than the {self._limits.body} bytes that this server takes")
+        self._budget.take(nbytes)
+        self._beside += nbytes
 
     async def _next(self) -> bool:
         """Whether there was another piece; it is in `_rest` then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -12,9 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.body import Body
-from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, Answer, Input, Output, Request, Size, encoder, request_decoder
+from aspen_mp.serving.protocol.messages import (
+    MOST_DIMENSIONS,
+    Answer,
+    Input,
+    Output,
+    Request,
+    Shared,
+    Size,
+    TensorParameters,
+    encoder,
+    request_decoder,
+)
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
 
@@ -35,6 +47,7 @@ class Call:
         binary: By output, whether it is answered in bytes; `binary_default` for those not in it.
         priority: A class of `Model.run`; None: the model's own.
         deadline_ms: Milliseconds from now; None: the model's own.
+        places: By output, where in `regions` it goes instead of into the answer.
     """
 
     id: str
@@ -44,10 +57,13 @@ class Call:
     binary_default: bool
     priority: str | None
     deadline_ms: float | None
+    places: dict[str, Place] = field(default_factory=dict)
+    regions: Regions = NONE
 
 
-async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo]) -> Call:
-    """A request from its body. `header_length`: of the JSON part, if bytes follow. Refused or RequestError if it is wrong."""
+async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE) -> Call:
+    """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
+    Refused or RequestError if it is wrong."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
@@ -62,6 +78,10 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
             raise RequestError(f"input {tensor.name!r} is given twice")
         _refuse_extensions(tensor.parameters, f"input {tensor.name!r}")
         dtype = dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
+        place = _place(tensor.parameters, f"input {tensor.name!r}")
+        if place is not None:
+            feeds[tensor.name] = _shared(tensor, dtype, place, regions, body)
+            continue
         size = tensor.parameters.binary_data_size
         if size is None:
             feeds[tensor.name] = from_json(tensor, dtype)
@@ -69,7 +89,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
         if header_length is None:
             raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
         total += size
-        feeds[tensor.name], piece = _room(tensor, dtype, size)
+        feeds[tensor.name], piece = _room(tensor.name, tensor.shape, dtype, size, "binary_data_size")
         if dtype.hasobject:
             strings[tensor.name] = tensor, piece
         pieces.append(piece)
@@ -82,22 +102,27 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
             np.not_equal(array.view(np.uint8), 0, out=array)  # kernels know of 0 and 1 only
     for name, (tensor, piece) in strings.items():
         feeds[name] = datatypes.unpacked_strings(piece, math.prod(tensor.shape), f"input {name!r}").reshape(tensor.shape)
-    return _call(request, feeds)
+    return _call(request, feeds, regions)
 
 
-def _call(request: Request, feeds: dict[str, npt.NDArray[Any]]) -> Call:
+def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions) -> Call:
     """The request with its arrays; what it says besides is checked."""
     said = request.parameters
     if said.sequence_id or said.sequence_start or said.sequence_end:
         raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
     binary: dict[str, bool] = {}
+    places: dict[str, Place] = {}
     for wanted in request.outputs:
         _refuse_extensions(wanted.parameters, f"output {wanted.name!r}")
+        place = _place(wanted.parameters, f"output {wanted.name!r}")
+        if place is not None:
+            regions.check_writable(place, f"output {wanted.name!r}")
+            places[wanted.name] = place
         if wanted.parameters.binary_data is not None:
             binary[wanted.name] = wanted.parameters.binary_data
     names = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
     deadline_ms = said.timeout / 1000 if said.timeout else None
-    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms)
+    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions)
 
 
 def class_of(priority: int | str | None) -> str | None:
@@ -119,10 +144,35 @@ def decoded(text: bytes | bytearray | memoryview) -> Request:
 
 def _refuse_extensions(parameters: Any, where: str) -> None:
     """What would change the meaning of a request and is not there is refused, not ignored."""
-    if parameters.shared_memory_region is not None:
-        raise RequestError(f"{where}: this server has no extension for shared memory. Send the tensor in the body")
     if parameters.classification:
         raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
+
+
+def _place(parameters: TensorParameters, where: str) -> Place | None:
+    """Where in shared memory a tensor lies; None if it does not."""
+    return place_of(parameters.shared_memory_region, parameters.shared_memory_offset, parameters.shared_memory_byte_size, where)
+
+
+def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions, body: Body) -> npt.NDArray[Any]:
+    """A copy of a tensor that lies in shared memory. RequestError, Refused."""
+    where = f"input {tensor.name!r}"
+    if tensor.parameters.binary_data_size is not None or isinstance(tensor.data, msgspec.Raw):
+        raise RequestError(f"{where} lies in shared memory, and has data or binary_data_size as well. Give one of them")
+    regions[place]  # before there is room for it
+    body.hold(place.size)
+    return copied(tensor.name, tensor.shape, dtype, place, regions)
+
+
+def copied(name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions) -> npt.NDArray[Any]:
+    """A copy of the tensor at a place, for input `name`. RequestError where it does not fit shape and dtype."""
+    where = f"input {name!r}"
+    array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size")
+    regions.read(place, piece, where)
+    if dtype.hasobject:
+        return datatypes.unpacked_strings(piece, math.prod(shape), where).reshape(shape)
+    if dtype == np.bool_:
+        np.not_equal(array.view(np.uint8), 0, out=array)  # kernels know of 0 and 1 only
+    return array
 
 
 def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
@@ -135,21 +185,20 @@ def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
     return dtype
 
 
-def _room(tensor: Input, dtype: np.dtype[Any], size: int) -> tuple[npt.NDArray[Any], memoryview]:
-    """An array for a tensor that follows as bytes, and those bytes. RequestError where their number is not that of the shape."""
-    n = math.prod(tensor.shape)
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any], size: int, said: str) -> tuple[npt.NDArray[Any], memoryview]:
+    """An array for a tensor of `size` bytes, and those bytes. RequestError where their number, as `said`, is not that of the shape."""
+    n = math.prod(shape)
     if dtype.hasobject:
         if size < 4 * n:
-            raise RequestError(f"input {tensor.name!r}: {size} bytes are too few for {n} strings")
+            raise RequestError(f"input {name!r}: {size} bytes are too few for {n} strings")
         return np.empty(0, object), memoryview(bytearray(size))
     if n * dtype.itemsize != size:
-        raise RequestError(
-            f"input {tensor.name!r}: shape {tensor.shape} of {tensor.datatype} needs {n * dtype.itemsize} bytes, binary_data_size is {size}"
-        )
+        needs = f"shape {list(shape)} of {datatypes.name_of(dtype)} needs {n * dtype.itemsize} bytes"
+        raise RequestError(f"input {name!r}: {needs}, {said} is {size}")
     try:
-        array = np.empty(tensor.shape, dtype)
+        array = np.empty(shape, dtype)
     except ValueError as error:  # of no elements, and yet too large
-        raise RequestError(f"input {tensor.name!r}: shape {tensor.shape}: {error}") from None
+        raise RequestError(f"input {name!r}: shape {list(shape)}: {error}") from None
     return array, array.reshape(-1).view(np.uint8).data
 
 
@@ -196,7 +245,10 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
         if datatype is None:
             raise RequestError(f"output {output!r} is {result.dtype}, for which the protocol has no name. Ask for other outputs")
         shape = list(result.shape)
-        if call.binary.get(output, call.binary_default):
+        if (place := call.places.get(output)) is not None:
+            n = stored(result, place, call.regions, f"output {output!r}")
+            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=Shared(place.region, place.offset, n)))
+        elif call.binary.get(output, call.binary_default):
             piece = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
             pieces.append(piece)
             outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=Size(len(piece))))
@@ -206,6 +258,13 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
     if not pieces:
         return [(b"content-type", b"application/json")], [text]
     return [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, str(len(text)).encode())], [text, *pieces]
+
+
+def stored(result: npt.NDArray[Any], place: Place, regions: Regions, where: str) -> int:
+    """Puts an output into shared memory. Returns its number of bytes. RequestError where it does not fit."""
+    data = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
+    regions.write(place, data, where)
+    return len(data)
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

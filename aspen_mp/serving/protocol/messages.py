@@ -15,11 +15,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class TensorParameters(msgspec.Struct, kw_only=True):
-    """What a tensor of a request may say besides. Those of shared memory and of classification are read to be refused."""
+    """What a tensor of a request may say besides. `shared_memory_offset`, `shared_memory_byte_size`: bytes in the region. Classification is
+    read to be refused."""
 
     binary_data_size: Annotated[int, Meta(ge=0, lt=1 << 48)] | None = None
     binary_data: bool | None = None
-    shared_memory_region: Any = None
+    shared_memory_region: Annotated[str, Meta(max_length=4096)] | None = None
+    shared_memory_offset: Annotated[int, Meta(ge=0, lt=1 << 48)] = 0
+    shared_memory_byte_size: Annotated[int, Meta(ge=0, lt=1 << 48)] | None = None
     classification: Any = None
 
 
@@ -66,13 +69,21 @@ class Size(msgspec.Struct):
     binary_data_size: int
 
 
+class Shared(msgspec.Struct):
+    """Where a tensor of an answer lies in shared memory: so many bytes, from this byte of the region on."""
+
+    shared_memory_region: str
+    shared_memory_offset: int
+    shared_memory_byte_size: int
+
+
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tensor of an answer."""
 
     name: str
     datatype: str
     shape: list[int]
-    parameters: Size | None = None
+    parameters: Size | Shared | None = None
     data: list[Any] | UnsetType = UNSET
 
 

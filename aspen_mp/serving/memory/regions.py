@@ -1,0 +1,153 @@
+"""Regions of memory that clients own. The server reads and writes them through descriptors, and never maps them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from aspen_mp.shm.errors import RequestError
+
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""What a descriptor must have. Only files in memory have seals, so that no read of one waits for a disk, a pipe or another process."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies: a region's name, and bytes from its beginning."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class Region:
+    """A file in memory, or a part of it. It owns the descriptor `fd`.
+
+    Attributes:
+        size: Bytes.
+        writable: Whether outputs may be put there.
+    """
+
+    def __init__(self, fd: int, begin: int, size: int, *, writable: bool) -> None:
+        self._fd = fd
+        self._begin = begin
+        self.size = size
+        self.writable = writable
+
+    def read(self, offset: int, target: memoryview) -> int:
+        """Fills `target`, bytes, as far as there is something. Returns how many bytes there were. OSError."""
+        at = 0
+        while at < len(target):
+            n = os.preadv(self._fd, [target[at:]], self._begin + offset + at)
+            if n == 0:
+                break
+            at += n
+        return at
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Puts bytes there. OSError; EOFError where the file has become shorter: it is never made longer."""
+        begin = self._begin + offset
+        if os.fstat(self._fd).st_size < begin + len(data):
+            raise EOFError
+        at = 0
+        while at < len(data):
+            at += os.pwrite(self._fd, data[at:], begin + at)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def sealed(fd: int, where: str) -> Region:
+    """A region from a client's descriptor, which it owns from now on. RequestError (and `fd` stays open) unless it is a sealed memfd."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise RequestError(f"{where} is no file in memory. Make it with memfd_create and MFD_ALLOW_SEALING") from None
+    if seals & SEALS != SEALS:
+        raise RequestError(f"{where} can still change its size. Seal it first with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL")
+    access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    if access == os.O_WRONLY:
+        raise RequestError(f"{where} cannot be read. Open it for reading and writing")
+    fixed = seals & (fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10))
+    return Region(fd, 0, os.fstat(fd).st_size, writable=access == os.O_RDWR and not fixed)
+
+
+class Regions:
+    """Regions by name, as requests name them.
+
+    Each read and write happens on the event loop, all at once. A region is therefore not in use when it is closed."""
+
+    def __init__(self, regions: Mapping[str, Region], advice: str) -> None:
+        """`advice`: what a client is told that names a region which is not there."""
+        self._regions = dict(regions)
+        self._advice = advice
+
+    def __getitem__(self, place: Place) -> Region:
+        """The region of a place, if the place lies in it. RequestError otherwise."""
+        region = self._regions.get(place.region)
+        if region is None:
+            raise RequestError(f"there is no region {place.region[:200]!r} of shared memory. {self._advice}")
+        if place.offset + place.size > region.size:
+            raise RequestError(
+                f"{place.size} bytes from byte {place.offset} on do not lie in region {place.region[:200]!r}, which has {region.size} bytes"
+            )
+        return region
+
+    def check_writable(self, place: Place, where: str) -> None:
+        """RequestError unless an output can be put there. `where`: which output."""
+        if not self[place].writable:
+            raise RequestError(f"{where}: region {place.region[:200]!r} cannot be written to. Put outputs into another one")
+
+    def read(self, place: Place, target: memoryview, where: str) -> None:
+        """Copies a place into `target`, which is as large. What the client writes later changes nothing. RequestError."""
+        try:
+            n = self[place].read(place.offset, target)
+        except OSError as error:
+            raise RequestError(f"{where}: region {place.region[:200]!r} cannot be read: {error.strerror}") from None
+        if n < len(target):
+            raise RequestError(f"{where}: the file of region {place.region[:200]!r} has become shorter. Register it anew")
+
+    def write(self, place: Place, data: memoryview | bytes, where: str) -> None:
+        """Puts an output there. RequestError where there is no room for it."""
+        if len(data) > place.size:
+            raise RequestError(f"{where} has {len(data)} bytes, and shared_memory_byte_size is {place.size}. Give it more room")
+        try:
+            self[place].write(place.offset, memoryview(data))
+        except EOFError:
+            raise RequestError(f"{where}: the file of region {place.region[:200]!r} has become shorter. Register it anew") from None
+        except OSError as error:
+            raise RequestError(f"{where}: region {place.region[:200]!r} cannot be written: {error.strerror}") from None
+
+    def add(self, name: str, region: Region) -> None:
+        """Adds a region, in place of the one of this name."""
+        self.remove(name)
+        self._regions[name] = region
+
+    def remove(self, name: str) -> None:
+        """Closes a region, if there is one of this name."""
+        region = self._regions.pop(name, None)
+        if region is not None:
+            region.close()
+
+    def close(self) -> None:
+        """Closes all regions."""
+        for name in list(self._regions):
+            self.remove(name)
+
+
+NONE: Final = Regions(
+    {}, "Send the tensor in the body, or connect to the server's socket for memory, which aspen-mp serve --unix-socket opens beside its own"
+)
+"""Of a connection that has shared nothing."""
+
+
+def place_of(region: Any, offset: int, size: int | None, where: str) -> Place | None:
+    """The place that parameters of a tensor name; None if they name no region. RequestError where its size is missing."""
+    if region is None:
+        return None
+    if size is None:
+        raise RequestError(f"{where} names a region of shared memory without shared_memory_byte_size")
+    return Place(region, offset, size)
