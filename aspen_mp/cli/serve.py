@@ -43,6 +43,9 @@ def serve(
     unix_socket: Annotated[
         Path | None, typer.Option("--unix-socket", help="Listen at this path as well; PATH.memory takes memory that clients share.")
     ] = None,
+    allow_named_shm: Annotated[
+        str | None, typer.Option("--allow-named-shm", metavar="PREFIX", help="Let clients register files of /dev/shm with such names.")
+    ] = None,
     http_workers: Annotated[int, typer.Option("--http-workers", min=1, max=256, help="Processes that answer requests.")] = 1,
     name: Annotated[
         str | None, typer.Option("--name", callback=options.named, help="Use the runtime of this name, instead of one of its own.")
@@ -79,9 +82,12 @@ def serve(
     from aspen_mp.cli import metrics as endpoint
     from aspen_mp.serving.access import tokens
     from aspen_mp.serving.limits import Limits
+    from aspen_mp.serving.repository import disk
     from aspen_mp.serving.supervisor import Options
 
     _check_tls(certificate, key)
+    if allow_named_shm is not None and not disk.NAME.fullmatch(allow_named_shm):
+        raise typer.BadParameter("give letters, digits, '.', '_' and '-' that names must begin with", param_hint="--allow-named-shm")
     told = Options(
         front_ends=http_workers,
         limits=Limits(body=max_body << 20, queued=max_queued),
@@ -90,6 +96,7 @@ def serve(
         access_log=access_log,
         grace_s=grace,
         drain_s=drain,
+        named=allow_named_shm,
         tokens=[] if token_file is None else tokens.digests(token_file),
         certificate=None if certificate is None else str(certificate.resolve()),
         key=None if key is None else str(key.resolve()),

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from aspen_mp.serving.memory.named import Named
 from aspen_mp.serving.repository.disk import Config
 
 MOST_BYTES: Final = 64 << 20
@@ -35,13 +36,14 @@ class Unserved(msgspec.Struct, frozen=True, kw_only=True):
 
 class Catalogue(msgspec.Struct, tag=True, kw_only=True):
     """Everything that is served. `number` grows with each change. `absent`: why no request can be served, empty otherwise.
-    `draining`: requests are still served, and no new ones should come."""
+    `draining`: requests are still served, and no new ones should come. `named`: memory that clients have registered by name."""
 
     number: int
     served: list[Served]
     unserved: list[Unserved]
     absent: str = ""
     draining: bool = False
+    named: list[Named] = []
 
 
 class Applied(msgspec.Struct, tag=True, kw_only=True):
@@ -59,8 +61,16 @@ class Ask(msgspec.Struct, tag=True, kw_only=True):
     model: str
 
 
+class Share(msgspec.Struct, tag=True, kw_only=True):
+    """A client wants memory registered, or forgotten: that of the name `remove`, "" for all."""
+
+    number: int
+    add: Named | None = None
+    remove: str | None = None
+
+
 class Done(msgspec.Struct, tag=True, kw_only=True):
-    """What became of an `Ask`. `status`: 200, or that of an error with its `reason`."""
+    """What became of an `Ask` or a `Share`. `status`: 200, or that of an error with its `reason`."""
 
     number: int
     status: int = 200
@@ -71,7 +81,7 @@ class Finish(msgspec.Struct, tag=True):
     """Accept nothing more, answer what is there, and end."""
 
 
-Message = Catalogue | Applied | Ask | Done | Finish
+Message = Catalogue | Applied | Ask | Share | Done | Finish
 _decoder: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
 
 

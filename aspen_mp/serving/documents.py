@@ -8,17 +8,20 @@ from typing import Any, Final
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.protocol import datatypes
+from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.shelf import Shelf, Shelved
 
 NAME: Final = "aspen-mp"
 PLATFORM: Final = "onnx_onnxv1"
 EXTENSIONS: Final = ["binary_tensor_data", "model_configuration", "statistics", "schedule_policy"]
 REPOSITORY: Final = "model_repository"
+NAMED: Final = "system_shared_memory"
 
 
-def server(repository: bool) -> dict[str, Any]:
-    """`GET /v2`."""
-    return {"name": NAME, "version": aspen_mp.__version__, "extensions": [*EXTENSIONS, *([REPOSITORY] if repository else [])]}
+def server(*, repository: bool, named: bool) -> dict[str, Any]:
+    """`GET /v2`. `repository`, `named`: whether clients may change models, and share memory by name."""
+    more = [name for name, there in ((REPOSITORY, repository), (NAMED, named)) if there]
+    return {"name": NAME, "version": aspen_mp.__version__, "extensions": [*EXTENSIONS, *more]}
 
 
 def model(shelf: Shelf, shelved: Shelved) -> dict[str, Any]:
@@ -45,17 +48,26 @@ def _shape(info: ValueInfo) -> list[int]:
 def config(shelved: Shelved) -> dict[str, Any]:
     """`GET /v2/models/{model}/config`: what clients of Triton ask for before they measure."""
 
-    def tensors(infos: Iterable[ValueInfo]) -> list[dict[str, Any]]:
-        return [{"name": info.name, "data_type": _type(info), "dims": _shape(info)} for info in infos]
+    def tensor(info: ValueInfo) -> dict[str, Any]:
+        return {"name": info.name, "data_type": _type(info), "dims": _shape(info), **({"optional": True} if info.optional else {})}
 
+    configured = shelved.served.config
+    batching, instances = configured.batching, configured.instances
     return {
         "name": shelved.served.name,
         "platform": PLATFORM,
         "backend": NAME,
         "max_batch_size": 0,
-        "input": tensors(info for info in shelved.model.inputs if not info.optional),
-        "output": tensors(shelved.model.outputs),
+        "input": [tensor(info) for info in shelved.model.inputs],
+        "output": [tensor(info) for info in shelved.model.outputs],
+        "version_policy": {"latest": {"num_versions": configured.versions}},
+        "instance_group": [{"name": shelved.served.name, "kind": "KIND_CPU", **({} if instances is None else {"count": instances})}],
+        **({} if batching is None else {"dynamic_batching": _batching(batching)}),
     }
+
+
+def _batching(batching: Batching) -> dict[str, Any]:
+    return {"preferred_batch_size": [batching.max_batch], "max_queue_delay_microseconds": round(batching.max_delay_ms * 1000)}
 
 
 def _type(info: ValueInfo) -> str:
@@ -87,7 +99,9 @@ def _statistics(shelved: Shelved, status: Mapping[str, Any]) -> dict[str, Any]:
             "success": duration(done, seconds),
             "fail": duration(failed, 0.0),
             "queue": duration(scheduled.get("requests", 0), scheduled.get("queue_s", 0.0)),
+            "compute_input": duration(0, 0.0),
             "compute_infer": duration(scheduled.get("requests", 0), scheduled.get("run_s", 0.0)),
+            "compute_output": duration(0, 0.0),
         },
     }
 

@@ -22,10 +22,12 @@ import aspen_mp
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.connections import LimitedConnection
 from aspen_mp.serving.access.tokens import Tokens
-from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
+from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.listener import Listener as MemoryListener
+from aspen_mp.serving.memory.named import Named, NamedMemory
+from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
@@ -43,6 +45,7 @@ class Settings(msgspec.Struct, kw_only=True):
         channel: Descriptor of the socket between them.
         sockets: Descriptors of the sockets to accept from.
         memory: Descriptor of the socket at which clients share memory; None without it.
+        named: What names of memory in /dev/shm begin with that clients may register; None: none.
         grpc: HOST:PORT for gRPC; None without it.
         limits: What is accepted.
         grace_s: For requests in flight at the end.
@@ -57,6 +60,7 @@ class Settings(msgspec.Struct, kw_only=True):
     channel: int
     sockets: list[int]
     memory: int | None
+    named: str | None
     grpc: str | None
     limits: Limits
     grace_s: float
@@ -86,7 +90,8 @@ class FrontEnd:
         self._supervised = self if settings.repository else None
         self._log = AccessLog(sys.stderr) if settings.access_log else None
         self._tokens = Tokens(settings.tokens)
-        app = application(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._log)
+        self._named = None if settings.named is None else NamedRoutes(NamedMemory(settings.named), self, settings.limits)
+        app = application(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -131,7 +136,7 @@ class FrontEnd:
         from aspen_mp.serving.grpc.service import Service
 
         secrets = Secrets(certificate=settings.certificate, key=settings.key) if settings.certificate and settings.key else None
-        service = Service(self._shelf, self._budget, self._tokens, self._supervised, self._log)
+        service = Service(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log)
         listener = Listener(service, settings.grpc, settings.limits, secrets)
         await listener.start()
 
@@ -195,15 +200,24 @@ class FrontEnd:
                 self._news.clear()
                 continue
             failed = await self._shelf.apply(catalogue)
+            if self._named is not None:
+                self._named.memory.apply(catalogue.named)
             self._loaded.set()
             await self._listens.wait()  # what the supervisor is told, clients may rely on
             self._channel.send(Applied(number=catalogue.number, failed=failed))
 
     async def change(self, model: str, *, load: bool) -> None:
         """As of `shelf.Supervised`."""
-        number = next(self._numbers)
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._channel.send(Ask(number=number, load=load, model=model))
+        await self._ask(Ask(number=next(self._numbers), load=load, model=model))
+
+    async def share(self, *, add: Named | None = None, remove: str | None = None) -> None:
+        """As of `memory.routes.Sharer`."""
+        await self._ask(Share(number=next(self._numbers), add=add, remove=remove))
+
+    async def _ask(self, message: Ask | Share) -> None:
+        """What the supervisor is asked for, done by all front ends. Refused where it is not done."""
+        future = self._asked[message.number] = asyncio.get_running_loop().create_future()
+        self._channel.send(message)
         done = await future
         if done.status != 200:
             raise Refused(done.status, done.reason)

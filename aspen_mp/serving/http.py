@@ -20,6 +20,7 @@ from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
+from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol import inference, statuses
 from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
@@ -60,6 +61,15 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
     return guarded
 
 
+def _answering(document: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+    """A handler from what gives its document."""
+
+    async def handler(request: Request) -> Response:
+        return _json(await document(request))
+
+    return handler
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     texts = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not allowed here"}
@@ -72,8 +82,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 class Infer:
     """`POST /v2/models/{model}[/versions/{version}]/infer`, as an application of its own: it reads and writes bytes as they come."""
 
-    def __init__(self, shelf: Shelf, limits: Limits, budget: Budget) -> None:
+    def __init__(self, shelf: Shelf, limits: Limits, budget: Budget, named: NamedRoutes | None) -> None:
         self._shelf = shelf
+        self._regions = NONE if named is None else named.memory.regions
         self._limits = limits
         self._budget = budget
 
@@ -96,7 +107,7 @@ class Infer:
         sent = dict(scope["headers"])
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
         with shelf.find(where["model"], where.get("version")).lease() as shelved, Body(receive, sent, self._limits, self._budget) as body:
-            regions = scope["state"].get(REGIONS, NONE)
+            regions = scope["state"].get(REGIONS, self._regions)
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
             results = await _unless_disconnected(shelved.run(call), receive)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
@@ -124,12 +135,13 @@ async def _unless_disconnected(work: Awaitable[Any], receive: Receive) -> Any:
 class Routes:
     """The handlers, with what they speak of."""
 
-    def __init__(self, shelf: Shelf, supervised: Supervised | None) -> None:
+    def __init__(self, shelf: Shelf, supervised: Supervised | None, *, named: bool) -> None:
         self._shelf = shelf
         self._supervised = supervised
+        self._named = named
 
     async def server(self, request: Request) -> Response:
-        return _json(documents.server(self._supervised is not None))
+        return _json(documents.server(repository=self._supervised is not None, named=self._named))
 
     async def live(self, request: Request) -> Response:
         return _json({"live": True})
@@ -179,11 +191,18 @@ class Routes:
 
 
 def application(
-    shelf: Shelf, limits: Limits, budget: Budget, tokens: Tokens, supervised: Supervised | None = None, log: AccessLog | None = None
+    shelf: Shelf,
+    limits: Limits,
+    budget: Budget,
+    tokens: Tokens,
+    supervised: Supervised | None = None,
+    named: NamedRoutes | None = None,
+    log: AccessLog | None = None,
 ) -> ASGIApp:
-    """The application of a front end. `supervised`: who changes the repository; None where clients may not."""
-    routes = Routes(shelf, supervised)
-    infer = Infer(shelf, limits, budget)
+    """The application of a front end. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may
+    not."""
+    routes = Routes(shelf, supervised, named=named is not None)
+    infer = Infer(shelf, limits, budget, named)
     found: list[Route] = []
 
     def add(path: str, handler: Any, method: str = "GET", *, versioned: bool = False) -> None:
@@ -205,6 +224,12 @@ def application(
         add("/v2/repository/index", routes.index, "POST")
         add("/v2/repository/models/{model}/load", routes.load, "POST")
         add("/v2/repository/models/{model}/unload", routes.unload, "POST")
+    if named is not None:
+        place = "/v2/systemsharedmemory"
+        for prefix in (place, f"{place}/region/{{name}}"):
+            add(f"{prefix}/status", _answering(named.answer_status))
+            add(f"{prefix}/unregister", _answering(named.answer_unregister), "POST")
+        add(f"{place}/region/{{name}}/register", _answering(named.answer_register), "POST")
     app: ASGIApp = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
     return Around(app, shelf, tokens, log)
 

@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 
 import aspen_mp
-from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish
+from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.front_end import Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.named import MOST_NAMED, Named
 from aspen_mp.serving.repository.disk import folders
 from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.shm.errors import AspenError, RuntimeLost
@@ -33,7 +34,7 @@ MOST_STILLBORN: Final = 8
 
 class Options(msgspec.Struct, kw_only=True):
     """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice; `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
+    accepting, for load balancers to notice; `named`, `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
 
     front_ends: int
     limits: Limits
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, kw_only=True):
     access_log: bool
     grace_s: float
     drain_s: float
+    named: str | None = None
     grpc: str | None = None
     tokens: list[str] = []
     certificate: str | None = None
@@ -82,6 +84,7 @@ class Supervisor:
         self._front_ends: set[_FrontEnd] = set()
         self._stillborn = 0
         self._number = 0
+        self._named: dict[str, Named] = {}
         self._absent = ""
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -129,7 +132,12 @@ class Supervisor:
     def _catalogue(self) -> Catalogue:
         keeper = self._keeper
         return Catalogue(
-            number=self._number, served=keeper.served, unserved=keeper.unserved, absent=self._absent, draining=self._stopping.is_set()
+            number=self._number,
+            served=keeper.served,
+            unserved=keeper.unserved,
+            absent=self._absent,
+            draining=self._stopping.is_set(),
+            named=list(self._named.values()),
         )
 
     def _tell_all(self) -> None:
@@ -271,6 +279,7 @@ class Supervisor:
             channel=theirs.fileno(),
             sockets=sockets,
             memory=memory,
+            named=options.named,
             limits=options.limits,
             grace_s=options.grace_s,
             repository=options.allow_repository,
@@ -302,6 +311,8 @@ class Supervisor:
                 await self._notify()
             elif isinstance(message, Ask):
                 self._spawn(self._change(front_end, message))
+            elif isinstance(message, Share):
+                self._spawn(self._share(front_end, message))
 
     async def _change(self, front_end: _FrontEnd, ask: Ask) -> None:
         """Loads or unloads a model for a client, and answers when all front ends have done so."""
@@ -323,6 +334,23 @@ class Supervisor:
                 done = Done(number=ask.number, status=400, reason=f"model {name!r} was not loaded: {reasons[0]}")
             elif not any(each.name == name for each in keeper.served):
                 done = Done(number=ask.number, status=404, reason=f"the repository has no model {name[:200]!r}")
+        front_end.channel.send(done)
+
+    async def _share(self, front_end: _FrontEnd, share: Share) -> None:
+        """Registers memory for a client, or forgets it, and answers when all front ends have done so."""
+        done = Done(number=share.number)
+        if share.add is None:
+            for name in [share.remove] if share.remove else list(self._named):
+                self._named.pop(name, None)
+        elif share.add.name in self._named:
+            done = Done(number=share.number, status=400, reason=f"region {share.add.name!r} is registered already. Unregister it first")
+        elif len(self._named) == MOST_NAMED:
+            done = Done(number=share.number, status=429, reason=f"{MOST_NAMED} regions are registered. Unregister others first")
+        else:
+            self._named[share.add.name] = share.add
+        if done.status == 200:
+            self._tell_all()
+            await self._until_reached()
         front_end.channel.send(done)
 
     # ---- the end

@@ -77,6 +77,18 @@ def test_repository(server: tools.Server) -> None:
         assert client.get_inference_statistics("mlp")["model_stats"][0]["name"] == "mlp"
 
 
+def test_configuration_and_statistics(server: tools.Server) -> None:
+    with http.InferenceServerClient(server.address) as client:
+        config = client.get_model_config("mlp")
+        assert (config["backend"], config["input"][0]["dims"], config["input"][0]["data_type"]) == ("aspen-mp", [-1, 16], "TYPE_FP32")
+        assert config["instance_group"][0]["kind"] == "KIND_CPU"
+        before = client.get_inference_statistics("mlp", "1")["model_stats"][0]
+        client.infer("mlp", inputs(http, tools.mlp_feeds()))
+        after = client.get_inference_statistics()["model_stats"][0]
+        assert after["inference_count"] == before["inference_count"] + 1
+        assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
+
+
 def test_asyncio(server: tools.Server, tmp_path: Path) -> None:
     aio = pytest.importorskip("tritonclient.http.aio")
 

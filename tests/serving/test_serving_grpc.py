@@ -176,7 +176,7 @@ def bad_requests() -> dict[str, tuple[Any, Any, str]]:
     add("another input", "'z'").inputs[0].name = "z"
     add("another output", "'z'").outputs.add(name="z")
     add("a sequence", "keeps no state").parameters["sequence_id"].int64_param = 3
-    add("a region", "no extension for shared memory").inputs[0].parameters["shared_memory_region"].string_param = "r"
+    add("a region", "without shared_memory_byte_size").inputs[0].parameters["shared_memory_region"].string_param = "r"
     add("a bad priority", "priority must be").parameters["priority"].double_param = 1.5
     add("no such class", "priority").parameters["priority"].string_param = "urgent"
     add("a bad timeout", "timeout must be").parameters["timeout"].int64_param = -1

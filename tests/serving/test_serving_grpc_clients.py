@@ -105,6 +105,19 @@ def test_repository(server: tools.Server) -> None:
         check(client.infer("mlp", inputs(tools.mlp_feeds())), tools.mlp_feeds())
 
 
+def test_configuration_and_statistics(server: tools.Server) -> None:
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        config = client.get_model_config("mlp").config
+        assert (config.backend, list(config.input[0].dims), config.input[0].data_type) == ("aspen-mp", [-1, 16], 11)
+        assert config.version_policy.latest.num_versions == 1
+        assert client.get_model_config("mlp", "1", as_json=True)["config"]["output"][0]["name"] == "y"
+        before = client.get_inference_statistics("mlp", "1").model_stats[0]
+        client.infer("mlp", inputs(tools.mlp_feeds()))
+        after = client.get_inference_statistics().model_stats[0]
+        assert after.inference_count == before.inference_count + 1
+        assert after.inference_stats.success.ns > before.inference_stats.success.ns
+
+
 def test_asyncio(server: tools.Server) -> None:
     aio = pytest.importorskip("tritonclient.grpc.aio")
     many = [tools.mlp_feeds(seed=k) for k in range(16)]

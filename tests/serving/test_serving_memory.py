@@ -202,7 +202,7 @@ def test_places_that_are_refused(raw: Raw) -> None:
         (place("a", -32, 32), good, "does not fit"),
         (place("a", 0, None), good, "without shared_memory_byte_size"),
         (place("a", 0, 31), good, "needs 32 bytes"),
-        (place("a", 0, 1 << 47), good, "do not lie"),
+        (good, place("a", 0, 1 << 47), "do not lie"),
         ({**good, "binary_data_size": 32}, good, "Give one of them"),
         (good, place("a", 0, 31), "Give it more room"),
         (place(7, 0, 32), good, "does not fit"),
@@ -277,6 +277,7 @@ def test_too_many_bytes(path: Path) -> None:
     rows = (2 << 20) // 16
     status, said = big.add_one(place("a", 0, 2 << 20), place("a", 2 << 20, 2 << 20), (rows, 4))
     assert status == 413, said
+    assert big.add_one(place("a", 0, 1 << 47), None)[0] == 413
     big.close()
 
 

@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.grpc.schema import ModelInferResponse
+from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
 from aspen_mp.serving.protocol import datatypes, inference
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_TENSORS
+from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
 
 _MOST_EXTENT: Final = 1 << 48
@@ -35,21 +37,27 @@ FIELDS: Final = {
 """The field of InferTensorContents that holds the elements of a datatype. FP16 and BF16 have none."""
 
 
-def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None) -> Call:
+def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None, regions: Regions = NONE) -> Call:
     """The call that a request asks for. RequestError if it fits neither protocol nor model.
 
     Args:
         request: A ModelInferRequest.
         inputs: The model's.
         remaining_s: Seconds that the call has by its own deadline. None: any time.
+        regions: Of shared memory, that tensors may lie in.
     """
     if max(len(request.inputs), len(request.outputs)) > MOST_TENSORS:
         raise RequestError(f"the request names more than {MOST_TENSORS} inputs or outputs")
     if max(len(request.id), *(len(each.name) for each in (*request.inputs, *request.outputs)), 0) > _MOST_LETTERS:
         raise RequestError(f"the id or a name has more than {_MOST_LETTERS} characters")
     raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise RequestError(f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs. Give one for each, or none")
+    places = {k: place for k, tensor in enumerate(request.inputs) if (place := _place(tensor, f"input {tensor.name!r}")) is not None}
+    if raw and len(raw) != len(request.inputs) - len(places):
+        besides = f" that are not in shared memory ({len(places)} are)" if places else ""
+        raise RequestError(
+            f"raw_input_contents has {len(raw)} entries for {len(request.inputs)} inputs{besides}. Give one for each, or none"
+        )
+    entries = iter(raw)
     known = {info.name: info for info in inputs}
     feeds: dict[str, npt.NDArray[Any]] = {}
     for k, tensor in enumerate(request.inputs):
@@ -58,18 +66,50 @@ def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None) -
         _refuse_extensions(tensor, f"input {tensor.name!r}")
         dtype = inference.dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
         shape = _shape(tensor)
-        if raw and tensor.HasField("contents"):
-            raise RequestError(f"input {tensor.name!r} has contents, and the request has raw_input_contents. Give one of them")
-        array = _from_bytes(tensor, dtype, math.prod(shape), raw[k]) if raw else _from_contents(tensor, dtype, math.prod(shape))
+        if (raw or k in places) and tensor.HasField("contents"):
+            raise RequestError(f"input {tensor.name!r} has contents, and bytes or shared memory as well. Give one of them")
+        if k in places:
+            feeds[tensor.name] = inference.copied(tensor.name, shape, dtype, places[k], regions)
+            continue
+        n = math.prod(shape)
+        array = _from_bytes(tensor, dtype, n, next(entries)) if raw else _from_contents(tensor, dtype, n)
         try:
             feeds[tensor.name] = array.reshape(shape)
         except ValueError as error:  # of no elements, and yet too large
             raise RequestError(f"input {tensor.name!r}: shape {shape}: {error}") from None
+    stored: dict[str, Place] = {}
     for wanted in request.outputs:
         _refuse_extensions(wanted, f"output {wanted.name!r}")
+        place = _place(wanted, f"output {wanted.name!r}")
+        if place is not None:
+            regions.check_writable(place, f"output {wanted.name!r}")
+            stored[wanted.name] = place
     outputs = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
     priority, deadline_ms = _urgency(request, remaining_s)
-    return Call(request.id, feeds, outputs, {}, bool(raw) or not request.inputs, priority, deadline_ms)
+    in_bytes = bool(raw or places) or not request.inputs
+    return Call(request.id, feeds, outputs, {}, in_bytes, priority, deadline_ms, stored, regions)
+
+
+def shared_bytes(request: Any, most: int) -> int:
+    """Bytes of the inputs that lie in shared memory. Refused (413) where there are more than `most`; RequestError."""
+    places = (_place(tensor, f"input {tensor.name!r}") for tensor in request.inputs)
+    found = sum(place.size for place in places if place is not None)
+    if found > most:
+        raise Refused(413, f"the tensors in shared memory have more than the {most} bytes that this server takes")
+    return found
+
+
+def _place(tensor: Any, where: str) -> Place | None:
+    """Where in shared memory a tensor lies; None if it does not. RequestError."""
+    region, offset, size = (_value(tensor.parameters, f"shared_memory_{key}") for key in ("region", "offset", "byte_size"))
+    if region is None or region == "":
+        return None
+    if not isinstance(region, str):
+        raise RequestError(f"{where}: shared_memory_region must be a name, not {region}")
+    for value in (offset, size):
+        if value is not None and (type(value) is not int or not 0 <= value < _MOST_EXTENT):
+            raise RequestError(f"{where}: shared_memory_offset and shared_memory_byte_size must be numbers of bytes, not {value}")
+    return place_of(region, offset or 0, size, where)
 
 
 def _shape(tensor: Any) -> list[int]:
@@ -83,8 +123,6 @@ def _shape(tensor: Any) -> list[int]:
 
 def _refuse_extensions(tensor: Any, where: str) -> None:
     """What would change the meaning of a request and is not there is refused, not ignored."""
-    if any(key.startswith("shared_memory") for key in tensor.parameters):
-        raise RequestError(f"{where}: this server has no extension for shared memory. Send the tensor in the message")
     if tensor.parameters and _value(tensor.parameters, "classification"):
         raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
 
@@ -160,15 +198,22 @@ def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any
 def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> Any:
     """The ModelInferResponse: bytes where the request had bytes, or where an output has no field of contents; otherwise elements."""
     response = ModelInferResponse(model_name=name, model_version=version, id=call.id)
-    named: list[tuple[str, npt.NDArray[Any]]] = []
+    named: list[tuple[Any, str, npt.NDArray[Any]]] = []
     for output, result in results.items():
         datatype = datatypes.name_of(result.dtype)
         if datatype is None:
             raise RequestError(f"output {output!r} is {result.dtype}, for which the protocol has no name. Ask for other outputs")
-        response.outputs.add(name=output, datatype=datatype, shape=result.shape)
-        named.append((datatype, result))
-    raw = call.binary_default or any(datatype not in FIELDS for datatype, _ in named)
-    for tensor, (datatype, result) in zip(response.outputs, named, strict=True):
+        tensor = response.outputs.add(name=output, datatype=datatype, shape=result.shape)
+        place = call.places.get(output)
+        if place is not None:
+            n = inference.stored(result, place, call.regions, f"output {output!r}")
+            tensor.parameters["shared_memory_region"].string_param = place.region
+            tensor.parameters["shared_memory_offset"].int64_param = place.offset
+            tensor.parameters["shared_memory_byte_size"].int64_param = n
+            continue
+        named.append((tensor, datatype, result))
+    raw = call.binary_default or any(datatype not in FIELDS for _, datatype, _ in named)
+    for tensor, datatype, result in named:
         if raw:
             response.raw_output_contents.append(datatypes.packed_strings(result) if result.dtype.hasobject else result.tobytes())
         elif result.dtype.hasobject:

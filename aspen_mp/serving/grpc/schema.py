@@ -34,9 +34,11 @@ def class_of(descriptor: Any) -> Any:
     return message_factory.GetMessageClass(descriptor)
 
 
+ModelConfigResponse: Final = message("ModelConfigResponse")
 ModelInferResponse: Final = message("ModelInferResponse")
 ModelMetadataResponse: Final = message("ModelMetadataResponse")
 ModelReadyResponse: Final = message("ModelReadyResponse")
+ModelStatisticsResponse: Final = message("ModelStatisticsResponse")
 ModelStreamInferResponse: Final = message("ModelStreamInferResponse")
 RepositoryIndexResponse: Final = message("RepositoryIndexResponse")
 RepositoryModelLoadResponse: Final = message("RepositoryModelLoadResponse")
@@ -44,3 +46,6 @@ RepositoryModelUnloadResponse: Final = message("RepositoryModelUnloadResponse")
 ServerLiveResponse: Final = message("ServerLiveResponse")
 ServerMetadataResponse: Final = message("ServerMetadataResponse")
 ServerReadyResponse: Final = message("ServerReadyResponse")
+SystemSharedMemoryRegisterResponse: Final = message("SystemSharedMemoryRegisterResponse")
+SystemSharedMemoryStatusResponse: Final = message("SystemSharedMemoryStatusResponse")
+SystemSharedMemoryUnregisterResponse: Final = message("SystemSharedMemoryUnregisterResponse")

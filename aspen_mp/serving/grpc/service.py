@@ -14,6 +14,9 @@ from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.grpc import codec, schema
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.regions import NONE
+from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
@@ -41,13 +44,25 @@ CODES: Final = {
 
 
 class Service:
-    """The methods. `supervised`: who changes the repository; None where clients may not."""
+    """The methods. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may not."""
 
-    def __init__(self, shelf: Shelf, budget: Budget, tokens: Tokens, supervised: Supervised | None, log: AccessLog | None) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        limits: Limits,
+        budget: Budget,
+        tokens: Tokens,
+        supervised: Supervised | None,
+        named: NamedRoutes | None,
+        log: AccessLog | None,
+    ) -> None:
         self._shelf = shelf
+        self._limits = limits
         self._budget = budget
         self._tokens = tokens
         self._supervised = supervised
+        self._named = named
+        self._regions = NONE if named is None else named.memory.regions
         self._log = log
 
     def handlers(self) -> Any:
@@ -63,6 +78,11 @@ class Service:
             "RepositoryIndex": self._index,
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "SystemSharedMemoryStatus": self._memory_status,
+            "SystemSharedMemoryRegister": self._register_memory,
+            "SystemSharedMemoryUnregister": self._unregister_memory,
         }
         found = {}
         for each in schema.methods():
@@ -105,11 +125,11 @@ class Service:
         """ModelInfer. A cancelled call cancels the task that this runs in, and with it the request."""
         shelf = self._shelf
         shelf.refuse_if_absent()
-        nbytes = request.ByteSize()
+        nbytes = request.ByteSize() + codec.shared_bytes(request, self._limits.body)
         self._budget.take(nbytes)
         try:
             with shelf.find(request.model_name, request.model_version or None).lease() as shelved:
-                call = codec.read(request, shelved.model.inputs, context.time_remaining())
+                call = codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions)
                 results = await shelved.run(call)
                 return codec.answer(call, shelved.served.name, str(shelved.served.version), results)
         finally:
@@ -167,7 +187,7 @@ class Service:
         return schema.ModelReadyResponse(ready=not self._shelf.absent)
 
     async def _server(self, request: Any, context: Any) -> Any:
-        return schema.ServerMetadataResponse(**documents.server(self._supervised is not None))
+        return schema.ServerMetadataResponse(**documents.server(repository=self._supervised is not None, named=self._named is not None))
 
     async def _model(self, request: Any, context: Any) -> Any:
         shelved = self._shelf.find(request.name, request.version or None)
@@ -185,6 +205,30 @@ class Service:
     async def _unload(self, request: Any, context: Any) -> Any:
         await self._repository().change(request.model_name, load=False)
         return schema.RepositoryModelUnloadResponse()
+
+    async def _config(self, request: Any, context: Any) -> Any:
+        return schema.ModelConfigResponse(config=documents.config(self._shelf.find(request.name, request.version or None)))
+
+    async def _statistics(self, request: Any, context: Any) -> Any:
+        found = [self._shelf.find(request.name, request.version or None)] if request.name else self._shelf.all
+        return schema.ModelStatisticsResponse(**documents.statistics(found, await asyncio.to_thread(self._shelf.runtime.status)))
+
+    async def _memory_status(self, request: Any, context: Any) -> Any:
+        return schema.SystemSharedMemoryStatusResponse(regions={each["name"]: each for each in self._memory().status(request.name)})
+
+    async def _register_memory(self, request: Any, context: Any) -> Any:
+        document = {"key": request.key, "offset": request.offset, "byte_size": request.byte_size}
+        await self._memory().register(request.name, document)
+        return schema.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister_memory(self, request: Any, context: Any) -> Any:
+        await self._memory().unregister(request.name)
+        return schema.SystemSharedMemoryUnregisterResponse()
+
+    def _memory(self) -> NamedRoutes:
+        if self._named is None:
+            raise Refused(501, "this server does not share memory by name. It was started without --allow-named-shm")
+        return self._named
 
     def _repository(self) -> Supervised:
         if self._supervised is None:

@@ -158,7 +158,6 @@ def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions,
     where = f"input {tensor.name!r}"
     if tensor.parameters.binary_data_size is not None or isinstance(tensor.data, msgspec.Raw):
         raise RequestError(f"{where} lies in shared memory, and has data or binary_data_size as well. Give one of them")
-    regions[place]  # before there is room for it
     body.hold(place.size)
     return copied(tensor.name, tensor.shape, dtype, place, regions)
 
@@ -166,6 +165,7 @@ def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions,
 def copied(name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions) -> npt.NDArray[Any]:
     """A copy of the tensor at a place, for input `name`. RequestError where it does not fit shape and dtype."""
     where = f"input {name!r}"
+    regions[place]  # before there is room for it
     array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size")
     regions.read(place, piece, where)
     if dtype.hasobject:
