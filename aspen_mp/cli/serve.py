@@ -11,6 +11,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,13 @@ NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
 NEEDED_FOR_GRPC = ("grpc", "google.protobuf")
 
 
+class MetricNames(StrEnum):
+    """What metrics are called."""
+
+    OURS = "aspen-mp"
+    TRITON = "triton"
+
+
 @output.command
 def serve(
     models: Annotated[list[str], typer.Argument(metavar="MODEL_OR_REPOSITORY…", help="Repositories (folders), .onnx files or zoo:NAME.")],
@@ -40,6 +48,9 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", min=0, max=65535, help="Serve /metrics at this port, too, from a process of its own.")
     ] = None,
+    metrics_names: Annotated[
+        MetricNames, typer.Option("--metrics-names", help="Names of metrics at /metrics; triton: its nv_inference_… as well.")
+    ] = MetricNames.OURS,
     unix_socket: Annotated[
         Path | None, typer.Option("--unix-socket", help="Listen at this path as well; PATH.memory takes memory that clients share.")
     ] = None,
@@ -96,6 +107,7 @@ def serve(
         access_log=access_log,
         grace_s=grace,
         drain_s=drain,
+        triton_names=metrics_names is MetricNames.TRITON,
         named=allow_named_shm,
         tokens=[] if token_file is None else tokens.digests(token_file),
         certificate=None if certificate is None else str(certificate.resolve()),

@@ -51,6 +51,7 @@ class Settings(msgspec.Struct, kw_only=True):
         grace_s: For requests in flight at the end.
         repository: Whether clients may load and unload models.
         access_log: Whether there is one.
+        triton_names: Whether metrics have Triton's names, too.
         tokens: Digests of bearer tokens; empty: everybody is answered.
         certificate: PEM file of TLS, with `key`; None: no TLS.
     """
@@ -66,6 +67,7 @@ class Settings(msgspec.Struct, kw_only=True):
     grace_s: float
     repository: bool
     access_log: bool
+    triton_names: bool
     tokens: list[str] = []
     certificate: str | None = None
     key: str | None = None
@@ -91,7 +93,8 @@ class FrontEnd:
         self._log = AccessLog(sys.stderr) if settings.access_log else None
         self._tokens = Tokens(settings.tokens)
         self._named = None if settings.named is None else NamedRoutes(NamedMemory(settings.named), self, settings.limits)
-        app = application(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log)
+        shelf, limits, names = self._shelf, settings.limits, settings.triton_names
+        app = application(shelf, limits, self._budget, self._tokens, self._supervised, self._named, self._log, triton_names=names)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aspen_mp.serving import documents
+from aspen_mp.serving import documents, triton_metrics
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
@@ -135,10 +135,11 @@ async def _unless_disconnected(work: Awaitable[Any], receive: Receive) -> Any:
 class Routes:
     """The handlers, with what they speak of."""
 
-    def __init__(self, shelf: Shelf, supervised: Supervised | None, *, named: bool) -> None:
+    def __init__(self, shelf: Shelf, supervised: Supervised | None, *, named: bool, triton_names: bool) -> None:
         self._shelf = shelf
         self._supervised = supervised
         self._named = named
+        self._triton_names = triton_names
 
     async def server(self, request: Request) -> Response:
         return _json(documents.server(repository=self._supervised is not None, named=self._named))
@@ -184,7 +185,8 @@ class Routes:
         from aspen_mp.tools.metrics import text
 
         status = await asyncio.to_thread(self._shelf.runtime.status)
-        return Response(text(status), media_type="text/plain; version=0.0.4")
+        more = triton_metrics.text(self._shelf.all, status) if self._triton_names else ""
+        return Response(text(status) + more, media_type="text/plain; version=0.0.4")
 
     def _find(self, request: Request) -> Any:
         return self._shelf.find(request.path_params["model"], request.path_params.get("version"))
@@ -198,10 +200,12 @@ def application(
     supervised: Supervised | None = None,
     named: NamedRoutes | None = None,
     log: AccessLog | None = None,
+    *,
+    triton_names: bool = False,
 ) -> ASGIApp:
     """The application of a front end. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may
-    not."""
-    routes = Routes(shelf, supervised, named=named is not None)
+    not. `triton_names`: whether metrics have Triton's names, too."""
+    routes = Routes(shelf, supervised, named=named is not None, triton_names=triton_names)
     infer = Infer(shelf, limits, budget, named)
     found: list[Route] = []
 

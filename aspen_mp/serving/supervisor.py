@@ -34,7 +34,7 @@ MOST_STILLBORN: Final = 8
 
 class Options(msgspec.Struct, kw_only=True):
     """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice; `named`, `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
+    accepting, for load balancers to notice; `triton_names`, `named`, `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
 
     front_ends: int
     limits: Limits
@@ -43,6 +43,7 @@ class Options(msgspec.Struct, kw_only=True):
     access_log: bool
     grace_s: float
     drain_s: float
+    triton_names: bool = False
     named: str | None = None
     grpc: str | None = None
     tokens: list[str] = []
@@ -284,6 +285,7 @@ class Supervisor:
             grace_s=options.grace_s,
             repository=options.allow_repository,
             access_log=options.access_log,
+            triton_names=options.triton_names,
             grpc=options.grpc,
             tokens=options.tokens,
             certificate=options.certificate,
