@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aspen_mp.serving import documents, triton_metrics
 from aspen_mp.serving.access.access_log import AccessLog
+from aspen_mp.serving.access.connections import READ_INTO
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
@@ -106,8 +107,10 @@ class Infer:
         shelf.refuse_if_absent()
         sent = dict(scope["headers"])
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
-        with shelf.find(where["model"], where.get("version")).lease() as shelved, Body(receive, sent, self._limits, self._budget) as body:
-            regions = scope["state"].get(REGIONS, self._regions)
+        into = scope.get("extensions", {}).get(READ_INTO)
+        shelved = shelf.find(where["model"], where.get("version"))
+        regions = scope["state"].get(REGIONS, self._regions)
+        with shelved.lease(), Body(receive, sent, self._limits, self._budget, into) as body:
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
             results = await _unless_disconnected(shelved.run(call), receive)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)

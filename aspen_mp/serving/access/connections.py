@@ -1,18 +1,45 @@
-"""uvicorn's connection over httptools, with limits on the size of headers and on how long they may take."""
+"""uvicorn's connection over httptools: with limits on headers, and with bodies that are read straight into memory of the application's.
+
+uvicorn gives an application its body in pieces of 64 KiB, each of which it copies three times and wakes the application for. For tensors
+that takes longer than small networks run. So the socket is read by a `_Reader`, into whatever buffer the connection names. Headers and
+the first part of a body go through the parser. An application that wants the rest elsewhere finds `READ_INTO` among the extensions of its
+scope. From its first call to the end of that body, bytes pass by the parser.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from aspen_mp.serving.limits import Limits
+
+READ_INTO: Final = "aspen_mp.read_into"
+"""The extension of a scope: ``await read_into(memoryview)`` fills it with the next bytes of the body. It returns how many those were:
+fewer than asked for where the body ends, -1 where the client has gone. Only bodies that say their length have it."""
+_HEAD: Final = 16 << 10
+"""Bytes that are read while headers are expected. What of the body comes with them is copied."""
+_PIECE: Final = 256 << 10
 
 
 class _TooLarge(Exception):
     """Raised within the parser, which stops then."""
+
+
+class _Reader(asyncio.BufferedProtocol):
+    """Stands between a transport and its connection, so that the transport reads into the connection's buffers."""
+
+    def __init__(self, connection: LimitedConnection) -> None:
+        self.get_buffer = connection.get_buffer  # type: ignore[method-assign]
+        self.buffer_updated = connection.buffer_updated  # type: ignore[method-assign]
+        self.eof_received = connection.eof_received  # type: ignore[method-assign]
+        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -20,27 +47,110 @@ class LimitedConnection(HttpToolsProtocol):
     then the connection ends."""
 
     limits: ClassVar[Limits] = Limits()
+    _scratch: ClassVar[memoryview] = memoryview(bytearray(_PIECE))
+    """What is read into it is used before anything else is read, so that all connections share it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._in_headers = False
+        self._in_message = False  # whether its headers have begun, and its body has not ended
         self._seen = 0
         self._refused = False
         self._too_large = False
         self._timer: asyncio.TimerHandle | None = None
+        self._left = 0  # bytes of a body of known length that have not come yet
+        self._bypassed = False  # whether these pass by the parser
+        self._sink: memoryview | None = None  # what they are read into
+        self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_protocol(_Reader(self))
         self._arm()  # also a connection on which nothing ever comes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._fill_ends(there=False)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    # ---- what is read
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        if self._sink is not None:
+            return self._sink
+        if self._bypassed:
+            return self._scratch[: self._left]
+        return self._scratch if self._in_message or self._refused else self._scratch[:_HEAD]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if not self._bypassed:
+            self.data_received(self._scratch[:nbytes])
+            return
+        self._left -= nbytes
+        if self._sink is not None:
+            self._sink = self._sink[nbytes:]
+        else:
+            super().on_body(bytes(self._scratch[:nbytes]))
+        if not self._left:
+            self._body_ends()
+        elif not self._sink:
+            self.flow.pause_reading()
+        if self._sink is not None and not self._sink:
+            self._fill_ends(there=True)
+
+    def _body_ends(self) -> None:
+        """The parser has not seen all of it: the next request gets another one."""
+        self._bypassed = self._in_message = False
+        if self._sink is not None:
+            self.cycle.more_body = False
+        else:
+            super().on_message_complete()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _fill_ends(self, *, there: bool) -> None:
+        self._sink = None
+        if self._filled is not None and not self._filled.done():
+            self._filled.set_result(there)
+
+    async def _read_into(self, cycle: RequestResponseCycle, target: memoryview) -> int:
+        """As `READ_INTO` says."""
+        known = min(len(cycle.body), len(target))
+        if known:
+            target[:known] = cycle.body[:known]
+            del cycle.body[:known]
+            if not cycle.body:
+                cycle.message_event.clear()
+        following = min(len(target) - known, self._left)
+        if cycle.disconnected:
+            return -1
+        if not following:
+            return known
+        self._bypassed = True
+        self._sink = target[known : known + following]
+        self._filled = self.loop.create_future()
+        self.flow.resume_reading()
+        try:
+            return known + following if await self._filled else -1
+        finally:
+            self._sink = self._filled = None
+
+    def on_body(self, body: bytes) -> None:
+        self._left = max(0, self._left - len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
+    # ---- headers
+
+    def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]
         if self._in_headers and not self._refused:
             self._seen += len(data)
             if self._seen > self.limits.header:
@@ -48,7 +158,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers = True
+        self._in_headers = self._in_message = True
+        self._left = 0
         self._seen = 0
         if self._timer is None:
             self._arm()
@@ -61,6 +172,13 @@ class LimitedConnection(HttpToolsProtocol):
             self._too_large = True
             raise _TooLarge
         super().on_headers_complete()
+        said = dict(self.headers)
+        length = said.get(b"content-length", b"")
+        if length.isdigit() and b"transfer-encoding" not in said and not self.parser.should_upgrade():
+            self._left = int(length)
+            self.scope["extensions"] = {READ_INTO: partial(self._read_into, self.cycle)}  # type: ignore[dict-item]
+            if self._left > _HEAD:
+                self.flow.pause_reading()  # until the application says where the rest goes
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn where the parser has stopped. The end of the connection is all that a second answer would be."""
@@ -94,4 +212,4 @@ class LimitedConnection(HttpToolsProtocol):
         body = json.dumps({"error": text}).encode()
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self.loop.call_soon(self.transport.close)  # first what has come is read: a socket with unread bytes would reset the connection

@@ -11,6 +11,8 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol.statuses import Refused
 
 Receive = Callable[[], Awaitable[Any]]
+ReadInto = Callable[[memoryview], Awaitable[int]]
+"""As `access.connections.READ_INTO`."""
 
 
 class Disconnected(Exception):
@@ -50,14 +52,18 @@ def length_of(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | N
 class Body:
     """The body of one request, whose bytes count in `budget` until the end of the ``with`` block.
 
-    `read_text` and `read_into` take what comes next. Both raise Refused (413, 408, 400) and Disconnected.
+    `read_text` and `read_into` take what comes next. Both raise Refused (413, 408, 400) and Disconnected. `direct`: fills memory with what
+    of a body with a length has not been received; None: everything is received in pieces.
     """
 
-    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, budget: Budget) -> None:
+    def __init__(
+        self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, budget: Budget, direct: ReadInto | None = None
+    ) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refused(415, "this server does not unpack bodies. Send the request without Content-Encoding")
         self.length = length_of(headers, b"content-length", limits.body)
         self._receive = receive
+        self._direct = None if self.length is None else direct
         self._limits = limits
         self._budget = budget
         self._charged = 0
@@ -145,6 +151,9 @@ class Body:
         for target in targets:
             at = 0
             while at < len(target):
+                if not self._rest and self._more and self._direct is not None:
+                    at += await self._fill(self._direct, target[at:])
+                    continue
                 if not self._rest and not await self._next():
                     raise Refused(400, f"the body ends after {self._seen} bytes, in the middle of a tensor. Check binary_data_size")
                 n = min(len(target) - at, len(self._rest))
@@ -153,3 +162,12 @@ class Body:
                 at += n
         if self._rest or await self._next():
             raise Refused(400, "bytes follow the last tensor. Check binary_data_size and Inference-Header-Content-Length")
+
+    async def _fill(self, direct: ReadInto, target: memoryview) -> int:
+        """Reads what follows where it belongs, without a copy. Returns how much that was: all of `target` unless the body ends before."""
+        n = await direct(target)
+        if n < 0:
+            raise Disconnected
+        self._seen += n
+        self._more = self._seen < (self.length or 0)
+        return n
