@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aspen_mp.serving import documents, triton_metrics
 from aspen_mp.serving.access.access_log import AccessLog
-from aspen_mp.serving.access.connections import READ_INTO
+from aspen_mp.serving.access.connections import EXCHANGE, Exchange
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
@@ -33,6 +33,8 @@ OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
 """Routes that need no token: probes have none."""
 REGIONS: Final = "regions"
 """The key of a request's `scope["state"]` with the regions of shared memory of its connection, if it has any."""
+_SHORT: Final = 64 << 10
+"""Bytes of an answer that are sent in one piece, although they have to be copied for that."""
 _JSON: Final[Headers] = [(b"content-type", b"application/json")]
 
 
@@ -81,7 +83,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class Infer:
-    """`POST /v2/models/{model}[/versions/{version}]/infer`, as an application of its own: it reads and writes bytes as they come."""
+    """`POST /v2/models/{model}[/versions/{version}]/infer`, as an application of its own: it reads bytes as they come. It answers on
+    connections of `access.connections` only."""
 
     def __init__(self, shelf: Shelf, limits: Limits, budget: Budget, named: NamedRoutes | None) -> None:
         self._shelf = shelf
@@ -97,8 +100,11 @@ class Infer:
         except Exception as error:
             await failure(error)(scope, receive, send)
             return
-        headers.append((b"content-length", str(sum(map(len, pieces))).encode()))
+        nbytes = sum(map(len, pieces))
+        headers.append((b"content-length", str(nbytes).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if nbytes < _SHORT:
+            pieces = [b"".join(pieces)]
         for k, piece in enumerate(pieces, 1):
             await send({"type": "http.response.body", "body": piece, "more_body": k < len(pieces)})
 
@@ -107,29 +113,52 @@ class Infer:
         shelf.refuse_if_absent()
         sent = dict(scope["headers"])
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
-        into = scope.get("extensions", {}).get(READ_INTO)
+        exchange: Exchange = scope["extensions"][EXCHANGE]
         shelved = shelf.find(where["model"], where.get("version"))
         regions = scope["state"].get(REGIONS, self._regions)
-        with shelved.lease(), Body(receive, sent, self._limits, self._budget, into) as body:
+        with shelved.lease(), Body(receive, sent, self._limits, self._budget, exchange.read_into) as body:
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
-            results = await _unless_disconnected(shelved.run(call), receive)
+            results = await _unless_gone(shelved.run(call), exchange)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
 
 
-async def _unless_disconnected(work: Awaitable[Any], receive: Receive) -> Any:
+async def _unless_gone(work: Awaitable[Any], exchange: Exchange) -> Any:
     """The result, unless the client goes before it is there: then the request is cancelled, and Disconnected raised."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(receive())
-    watch.add_done_callback(lambda _: task.cancel())
+    task = asyncio.current_task()
+    assert task is not None
+    has_gone = False
+
+    def gone() -> None:
+        nonlocal has_gone
+        has_gone = True
+        task.cancel()
+
+    exchange.watch(gone)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
-        if watch.done() and not watch.cancelled():
+        if has_gone and not task.uncancel():
             raise Disconnected from None
         raise
     finally:
-        watch.cancel()
-        task.cancel()
+        exchange.watch(None)
+
+
+class InferFirst:
+    """Requests for inference go straight to `infer`, all others to `app`: to route them would take as long as to read their JSON."""
+
+    def __init__(self, infer: Infer, app: ASGIApp) -> None:
+        self._infer = infer
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, path = self._app, scope["path"]
+        if scope["method"] == "POST" and path.startswith("/v2/models/") and path.endswith("/infer"):
+            names = path.split("/")[3:-1]
+            if all(names) and (len(names) == 1 or (len(names) == 3 and names[1] == "versions")):
+                scope["path_params"] = dict(zip(("model", "version"), names[::2], strict=False))
+                app = self._infer
+        await app(scope, receive, send)
 
 
 # ---- everything else
@@ -237,7 +266,7 @@ def application(
             add(f"{prefix}/status", _answering(named.answer_status))
             add(f"{prefix}/unregister", _answering(named.answer_unregister), "POST")
         add(f"{place}/region/{{name}}/register", _answering(named.answer_register), "POST")
-    app: ASGIApp = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
+    app = InferFirst(infer, Starlette(routes=found, exception_handlers={HTTPException: _http_error}))
     return Around(app, shelf, tokens, log)
 
 

@@ -2,15 +2,15 @@
 
 uvicorn gives an application its body in pieces of 64 KiB, each of which it copies three times and wakes the application for. For tensors
 that takes longer than small networks run. So the socket is read by a `_Reader`, into whatever buffer the connection names. Headers and
-the first part of a body go through the parser. An application that wants the rest elsewhere finds `READ_INTO` among the extensions of its
-scope. From its first call to the end of that body, bytes pass by the parser.
+the first part of a body go through the parser. An application that wants the rest elsewhere asks the `Exchange` among the extensions of
+its scope. From its first call to the end of that body, bytes pass by the parser.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -18,9 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from aspen_mp.serving.limits import Limits
 
-READ_INTO: Final = "aspen_mp.read_into"
-"""The extension of a scope: ``await read_into(memoryview)`` fills it with the next bytes of the body. It returns how many those were:
-fewer than asked for where the body ends, -1 where the client has gone. Only bodies that say their length have it."""
+EXCHANGE: Final = "aspen_mp.exchange"
+"""The extension of a scope that holds its `Exchange`."""
 _HEAD: Final = 16 << 10
 """Bytes that are read while headers are expected. What of the body comes with them is copied."""
 _PIECE: Final = 256 << 10
@@ -42,6 +41,27 @@ class _Reader(asyncio.BufferedProtocol):
         self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
 
+class Exchange:
+    """What the application that answers a request may do with its connection, beyond ASGI."""
+
+    def __init__(self, connection: LimitedConnection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    async def read_into(self, target: memoryview) -> int:
+        """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
+        body ends, -1 where the client has gone."""
+        return await self._connection.read_into(self._cycle, target)
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        """`gone` is called if the client goes, from now on. None: it is not called any more. The body has been read."""
+        if gone is not None and self._cycle.disconnected:
+            gone()
+            return
+        self._connection.gone = gone
+        self._connection.flow.resume_reading()  # otherwise nobody would notice
+
+
 class LimitedConnection(HttpToolsProtocol):
     """A connection. Headers beyond `Limits.header` are answered with 431, and those that are not there after `Limits.header_s` with 408;
     then the connection ends."""
@@ -61,6 +81,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._left = 0  # bytes of a body of known length that have not come yet
         self._bypassed = False  # whether these pass by the parser
         self._sink: memoryview | None = None  # what they are read into
+        self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
         self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
 
     def connection_made(self, transport: Any) -> None:
@@ -72,6 +93,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._disarm()
         self._fill_ends(there=False)
         super().connection_lost(exc)
+        if self.gone is not None:
+            self.gone()
 
     # ---- what is read
 
@@ -115,8 +138,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self._filled is not None and not self._filled.done():
             self._filled.set_result(there)
 
-    async def _read_into(self, cycle: RequestResponseCycle, target: memoryview) -> int:
-        """As `READ_INTO` says."""
+    async def read_into(self, cycle: RequestResponseCycle, target: memoryview) -> int:
+        """As of `Exchange`; `cycle` is the request's."""
         known = min(len(cycle.body), len(target))
         if known:
             target[:known] = cycle.body[:known]
@@ -172,11 +195,11 @@ class LimitedConnection(HttpToolsProtocol):
             self._too_large = True
             raise _TooLarge
         super().on_headers_complete()
+        self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}  # type: ignore[dict-item]
         said = dict(self.headers)
         length = said.get(b"content-length", b"")
         if length.isdigit() and b"transfer-encoding" not in said and not self.parser.should_upgrade():
             self._left = int(length)
-            self.scope["extensions"] = {READ_INTO: partial(self._read_into, self.cycle)}  # type: ignore[dict-item]
             if self._left > _HEAD:
                 self.flow.pause_reading()  # until the application says where the rest goes
 

@@ -12,7 +12,7 @@ from aspen_mp.serving.protocol.statuses import Refused
 
 Receive = Callable[[], Awaitable[Any]]
 ReadInto = Callable[[memoryview], Awaitable[int]]
-"""As `access.connections.READ_INTO`."""
+"""As `access.connections.Exchange.read_into`."""
 
 
 class Disconnected(Exception):
