@@ -173,7 +173,7 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
-        super().data_received(data)  # type: ignore[arg-type]
+        super().data_received(data)
         if self._in_headers and not self._refused:
             self._seen += len(data)
             if self._seen > self.limits.header:
@@ -195,7 +195,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._too_large = True
             raise _TooLarge
         super().on_headers_complete()
-        self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}
         said = dict(self.headers)
         length = said.get(b"content-length", b"")
         if length.isdigit() and b"transfer-encoding" not in said and not self.parser.should_upgrade():
