@@ -19,9 +19,11 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from aspen_mp.control.wire import run_directory
+from aspen_mp.errors import AspenError
 
 _USERS: Final = 0
 _START: Final = 1
+_SUFFIX: Final = ".users"
 _LOCK: Final = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: type, whence, first byte, bytes, process."""
 
@@ -84,17 +86,60 @@ class Ending:
             os.close(self._fd)
 
 
+def left() -> list[str]:
+    """Names with a file that nobody uses: a keeper or a user was killed."""
+    return [name for name in _files() if _unused(name, remove=False)]
+
+
+def clean() -> list[str]:
+    """Removes these files. Returns the names of those that are gone."""
+    return [name for name in _files() if _unused(name, remove=True)]
+
+
+def _files() -> list[str]:
+    try:
+        directory = run_directory.open_directory(create=False)
+    except (OSError, AspenError):
+        return []
+    try:
+        return sorted(entry.removesuffix(_SUFFIX) for entry in os.listdir(directory) if entry.endswith(_SUFFIX))
+    finally:
+        os.close(directory)
+
+
+def _unused(name: str, *, remove: bool) -> bool:
+    """Whether no user has the file and no runtime of that name lives; `remove`: takes it away then."""
+    try:
+        fd = _open(run_directory.check_name(name), create=False)
+    except (OSError, AspenError):
+        return False
+    try:
+        _lock(fd, fcntl.F_WRLCK, _USERS, fcntl.F_OFD_SETLK)
+        if run_directory.holder(name) is not None:
+            return False
+        if remove:
+            _remove(fd, name)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def _file(name: str) -> str:
-    return f"{name}.users"
+    return f"{name}{_SUFFIX}"
 
 
-def _open(name: str) -> int:
-    """Descriptor of the file, which is made where there is none."""
+def _open(name: str, *, create: bool = True) -> int:
+    """Descriptor of the file, which is made where there is none; FileNotFoundError then, if not `create`."""
     while True:
-        directory = run_directory.open_directory(create=True)
+        directory = run_directory.open_directory(create=create)
         try:
-            return os.open(_file(name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+            make = os.O_CREAT if create else 0
+            return os.open(_file(name), os.O_RDWR | make | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
         except FileNotFoundError:
+            if not create:
+                raise
             continue  # the directory was removed in between
         finally:
             os.close(directory)

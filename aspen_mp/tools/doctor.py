@@ -54,9 +54,10 @@ def examine(profile: str | Path | None = None) -> dict[str, Any]:
 def stale() -> dict[str, list[str]]:
     """Remains of dead runtimes: `runtimes` (names with files in the run directory) and `segments` (files in /dev/shm)."""
     from aspen_mp.control.wire import run_directory
+    from aspen_mp.ray import locks
 
     return {
-        "runtimes": [name for name, alive in run_directory.names().items() if not alive],
+        "runtimes": sorted({*(name for name, alive in run_directory.names().items() if not alive), *locks.left()}),
         "segments": [p.name for p in _stale_segments()],
     }
 
@@ -64,6 +65,7 @@ def stale() -> dict[str, list[str]]:
 def clean() -> dict[str, list[str]]:
     """Removes what `stale` finds; returns what is gone."""
     from aspen_mp.control.wire import run_directory
+    from aspen_mp.ray import locks
 
     segments = []
     for path in _stale_segments():
@@ -72,7 +74,7 @@ def clean() -> dict[str, list[str]]:
         except FileNotFoundError:
             continue
         segments.append(path.name)
-    return {"runtimes": run_directory.clean(), "segments": segments}
+    return {"runtimes": sorted({*run_directory.clean(), *locks.clean()}), "segments": segments}
 
 
 def _stale_segments() -> list[Path]:

@@ -18,8 +18,9 @@ from small_models import mlp
 import aspen_mp
 from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import RuntimeLost
-from aspen_mp.ray import Predictor
+from aspen_mp.ray import Predictor, locks
 from aspen_mp.ray.node import OUTSIDE
+from aspen_mp.tools import doctor
 
 MANY = 16
 
@@ -89,6 +90,19 @@ def test_what_is_killed_is_started_again(predictor: Predictor, who: str) -> None
     _await_end(planner)
     assert digest(predictor({"x": rows()})["y"]) == before
     assert predictor._runtime.pid != planner
+
+
+def test_a_file_that_a_killed_keeper_leaves(model: Path) -> None:
+    made = Predictor(model, workers=1)
+    planner = made._runtime.pid
+    assert locks.clean() == []  # somebody uses it
+    os.kill(_keeper(planner).pid, signal.SIGKILL)
+    _await_end(planner)
+    assert locks.clean() == []
+    made.close()
+    assert locks.left() == [OUTSIDE]
+    assert doctor.clean()["runtimes"] == [OUTSIDE]
+    assert locks.left() == []
 
 
 def test_a_runtime_that_was_stopped_is_started_again(predictor: Predictor) -> None:

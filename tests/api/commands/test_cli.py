@@ -332,8 +332,9 @@ def test_doctor_finds_and_removes_remains(tmp_path: Path, monkeypatch: pytest.Mo
     folder.mkdir(mode=0o700)
     for suffix in ("lock", "sock"):
         (folder / f"gone.{suffix}").touch()
-    assert as_json("doctor")["stale"]["runtimes"] == ["gone"]
-    assert as_json("doctor", "--clean")["removed"]["runtimes"] == ["gone"]
+    (folder / "left.users").touch()
+    assert as_json("doctor")["stale"]["runtimes"] == ["gone", "left"]
+    assert as_json("doctor", "--clean")["removed"]["runtimes"] == ["gone", "left"]
     assert list(folder.iterdir()) == []
 
 
