@@ -21,6 +21,11 @@ from aspen_mp.control.wire.forked import fork
 
 WRITER_S = 300
 """Longest life of a process that writes into the cache, in seconds."""
+PART = 16 << 20
+"""Bytes of a file that one thread digests at a time. The digest of a file depends on it."""
+PIECE = 256 << 10
+"""Bytes that are read at once: the digest finds them in the cache of its core."""
+MOST_THREADS = 8
 MOST_WRITERS = 4
 """Such processes of a planning child at one time. They yield to everything else, so on a busy machine plans for ever new shapes come faster
 than they are written; what is not kept is planned again some day."""
@@ -32,12 +37,28 @@ if TYPE_CHECKING:
 
 
 def file_digest(fd: int) -> bytes:
-    """SHA-256 of a file's bytes."""
+    """Digest of a file's bytes and size: SHA-256 of the digests of its parts, which threads compute at the same time."""
+    import hashlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    size = os.fstat(fd).st_size
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS, -(-size // PART) or 1)
+    with ThreadPoolExecutor(threads, "aspen-mp digest") as pool:
+        parts = pool.map(lambda start: _part_digest(fd, start), range(0, size, PART))
+        return hashlib.sha256(b"".join([f"aspen-mp file {size}\n".encode(), *parts])).digest()
+
+
+def _part_digest(fd: int, start: int) -> bytes:
+    """SHA-256 of the part of a file that begins at `start`."""
     import hashlib
 
-    with open(fd, "rb", closefd=False) as file:
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").digest()
+    digest, piece = hashlib.sha256(), bytearray(PIECE)
+    view = memoryview(piece)
+    at, end = start, start + PART
+    while at < end and (count := os.preadv(fd, [view[: end - at]], at)):
+        digest.update(view[:count])
+        at += count
+    return digest.digest()
 
 
 class Contents:
