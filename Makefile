@@ -109,10 +109,10 @@ test-pytorch: setup
 	@$(PIP) -r $(VENV)/nets.txt
 	@$(BIN)/python -m pytest --durations 20 -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) tests/pytorch tests/docs -k "pytorch"
 
-# Nor of servers and clusters: most users embed the runtime. tritonclient is the protocol's own client.
+# Nor of servers and clusters: most users embed the runtime. tritonclient and openai are what users have; schemathesis reads /openapi.json.
 test-services: setup
-	@$(call needs,serve grpc ray) > $(VENV)/services.txt
-	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]"
+	@$(call needs,serve grpc text ray) > $(VENV)/services.txt
+	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis
 	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes
 	@$(BIN)/python -m pytest $(TEST_FLAGS) tests/docs -k "serve or ray"
 

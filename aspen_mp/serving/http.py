@@ -27,6 +27,7 @@ from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
+from aspen_mp.serving.text import openai
 
 Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
@@ -45,13 +46,17 @@ def _json(document: object, status: int = 200, headers: dict[str, str] | None = 
     return Response(encoder.encode(document), status, headers, "application/json")
 
 
-def failure(error: BaseException) -> Response:
-    """The answer to an error."""
+def failure(error: BaseException, path: str) -> Response:
+    """The answer to an error, in the form of the interface that `path` belongs to."""
     answered = statuses.of(error)
     headers = {} if answered.retry_s is None else {"retry-after": str(answered.retry_s)}
     if answered.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return _json({"error": statuses.told(error)}, answered.status, headers)
+    return _json(_error(path, answered.status, statuses.told(error)), answered.status, headers)
+
+
+def _error(path: str, status: int, message: str) -> object:
+    return openai.error(status, message) if path.startswith(openai.PREFIX) else {"error": message}
 
 
 def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -59,7 +64,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(request)
         except Exception as error:
-            return failure(error)
+            return failure(error, request.url.path)
 
     return guarded
 
@@ -76,7 +81,8 @@ def _answering(document: Callable[[Request], Awaitable[object]]) -> Callable[[Re
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     texts = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not allowed here"}
-    return _json({"error": texts.get(error.status_code, str(error.detail))}, error.status_code, dict(error.headers or {}))
+    said = _error(request.url.path, error.status_code, texts.get(error.status_code, str(error.detail)))
+    return _json(said, error.status_code, dict(error.headers or {}))
 
 
 # ---- inference
@@ -98,7 +104,7 @@ class Infer:
         except Disconnected:
             return
         except Exception as error:
-            await failure(error)(scope, receive, send)
+            await failure(error, scope["path"])(scope, receive, send)
             return
         nbytes = sum(map(len, pieces))
         headers.append((b"content-length", str(nbytes).encode()))
@@ -120,6 +126,19 @@ class Infer:
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
             results = await _unless_gone(shelved.run(call), exchange)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
+
+
+class Embed(Infer):
+    """`POST /v1/embeddings`."""
+
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
+        self._shelf.refuse_if_absent()
+        exchange: Exchange = scope["extensions"][EXCHANGE]
+        with Body(receive, dict(scope["headers"]), self._limits, self._budget) as body:
+            request = openai.decoded(await body.read_text(None))
+            with self._shelf.find(request.model).lease() as shelved:
+                answer = await _unless_gone(openai.embeddings(shelved, request), exchange)
+        return [*_JSON], [encoder.encode(answer)]
 
 
 async def _unless_gone(work: Awaitable[Any], exchange: Exchange) -> Any:
@@ -198,6 +217,12 @@ class Routes:
         found = [self._find(request)] if "model" in request.path_params else self._shelf.all
         return _json(documents.statistics(found, await asyncio.to_thread(self._shelf.runtime.status)))
 
+    async def cards(self, request: Request) -> Response:
+        return _json(openai.models(self._shelf))
+
+    async def card(self, request: Request) -> Response:
+        return _json(openai.card(self._find(request)))
+
     async def index(self, request: Request) -> Response:
         return _json(documents.index(self._shelf))
 
@@ -255,6 +280,9 @@ def application(
     add("/v2/models/{model}/ready", routes.model_ready, versioned=True)
     add("/v2/models/{model}/config", routes.config, versioned=True)
     add("/v2/models/{model}/stats", routes.stats, versioned=True)
+    add("/v1/models", routes.cards)
+    add("/v1/models/{model}", routes.card)
+    add("/v1/embeddings", Embed(shelf, limits, budget, named), "POST")
     add("/metrics", routes.metrics)
     if supervised is not None:
         add("/v2/repository/index", routes.index, "POST")
@@ -300,7 +328,7 @@ class Around:
                 self._tokens.check(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
             await self._app(scope, receive, noted)
         except Refused as refused:
-            await failure(refused)(scope, receive, noted)
+            await failure(refused, scope["path"])(scope, receive, noted)
         finally:
             if self._log is not None:
                 length = dict(scope["headers"]).get(b"content-length", b"0")

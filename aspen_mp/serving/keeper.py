@@ -15,7 +15,7 @@ import aspen_mp
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.channel import Served, Unserved
 from aspen_mp.serving.repository.disk import Config, Contents, Found, scan
-from aspen_mp.serving.shelf import load
+from aspen_mp.serving.shelf import find_embedder, load
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, RuntimeLost
 
 
@@ -132,7 +132,8 @@ def _served(found: Found) -> Served:
 def _load(runtime: aspen_mp.Runtime, found: Found) -> aspen_mp.Model:
     """Loaded, and run once where its shapes are known, so that the first request of a client is not the first of all."""
     model = load(runtime, found.name, found.version, found.path, found.config)
-    feeds = _zeros(model.inputs, found.config)
+    embedder = find_embedder(model, found.path, found.config)
+    feeds = _zeros(model.inputs, found.config) or (None if isinstance(embedder, str) else embedder.example())
     if feeds is not None:
         try:
             model.run(feeds)

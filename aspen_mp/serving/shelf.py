@@ -17,7 +17,9 @@ from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.repository.disk import Config
-from aspen_mp.shm.errors import AspenError, UnsupportedModelError
+from aspen_mp.serving.text import embedder as text
+from aspen_mp.serving.text.embedder import Embedder
+from aspen_mp.shm.errors import AspenError, ConfigError, UnsupportedModelError
 from aspen_mp.shm.words import nearest
 
 Results = Mapping[str, npt.NDArray[Any]]
@@ -44,12 +46,23 @@ def load(runtime: aspen_mp.Runtime, name: str, version: int, path: str, config: 
     return model
 
 
+def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder | str:
+    """What makes embeddings with a model, or why nothing does. ConfigError, after which the model is unloaded."""
+    try:
+        return text.find(path, config.embeddings, model.inputs, model.outputs)
+    except ConfigError:
+        model.unload()
+        raise
+
+
 class Shelved:
     """A version in service. Whoever uses it holds a `lease`; once it is retired, the last one unloads it."""
 
-    def __init__(self, served: Served, model: aspen_mp.Model) -> None:
+    def __init__(self, served: Served, model: aspen_mp.Model, embedder: Embedder | str) -> None:
         self.served = served
         self.model = model
+        self.embedder = embedder
+        """What makes embeddings with the model, or why nothing does."""
         self._leases = 0
         self._retired = False
         batching = served.config.batching
@@ -87,6 +100,11 @@ class Shelved:
 def _unload(model: aspen_mp.Model) -> None:
     with contextlib.suppress(AspenError):
         model.unload()
+
+
+def _shelved(runtime: aspen_mp.Runtime, served: Served) -> Shelved:
+    model = load(runtime, served.name, served.version, served.path, served.config)
+    return Shelved(served, model, find_embedder(model, served.path, served.config))
 
 
 class Supervised(Protocol):
@@ -141,13 +159,12 @@ class Shelf:
                 after[served.version] = known
                 continue
             try:
-                model = await asyncio.to_thread(load, self.runtime, name, served.version, served.path, served.config)
+                after[served.version] = await asyncio.to_thread(_shelved, self.runtime, served)
             except BaseException:
                 for version, shelved in after.items():
                     if before.get(version) is not shelved:
                         shelved.retire()
                 raise
-            after[served.version] = Shelved(served, model)
         self._shelved[name] = after
         for version, shelved in before.items():
             if after.get(version) is not shelved:

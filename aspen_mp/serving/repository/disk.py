@@ -35,6 +35,30 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_delay_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0
 
 
+Pooling = Literal["mean", "cls", "last", "none"]
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model with a tokenizer beside it makes embeddings. Every None means: as sentence-transformers has noted beside the model.
+
+    Attributes:
+        output: The output that vectors come from. None: "sentence_embedding", else the first [batch, tokens, hidden], else [batch, hidden].
+        pooling: What becomes of the vectors of a text's tokens: their mean, the first, or the last one; "none" where the model has pooled.
+            None without a note: "mean".
+        normalize: Whether vectors are made as long as 1. None without a note: those that are pooled here.
+        max_tokens: Tokens of a text, at most. None without a note: 512.
+        truncate: Whether longer texts lose their end; otherwise they are refused.
+        prefix: What is put before each text.
+    """
+
+    output: Annotated[str, Meta(min_length=1)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 24)] | None = None
+    truncate: bool = False
+    prefix: Annotated[str, Meta(max_length=65536)] | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is loaded and run.
 
@@ -48,6 +72,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         versions: How many of the newest versions are served.
         shapes: {input: shape} to plan and warm up before the model is served, where it leaves dimensions open.
         batching: None: each request is run by itself.
+        embeddings: None: as noted beside the model, if it makes embeddings.
     """
 
     instances: Annotated[int, Meta(ge=1, le=MOST_INSTANCES)] | None = None
@@ -59,6 +84,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     versions: Annotated[int, Meta(ge=1, le=64)] = 1
     shapes: dict[str, list[Annotated[int, Meta(ge=0)]]] | None = None
     batching: Batching | None = None
+    embeddings: Embeddings | None = None
 
 
 def read_config(path: Path) -> Config:

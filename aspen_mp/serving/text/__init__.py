@@ -1,0 +1,1 @@
+"""Embeddings of texts, for clients of OpenAI's interface: tokenizers, pooling, routes."""

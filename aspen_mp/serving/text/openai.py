@@ -1,0 +1,187 @@
+"""OpenAI's interface: the documents of `/v1/models` and `/v1/embeddings`, and its form of errors."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from aspen_mp.serving.protocol.inference import class_of
+from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.shelf import Shelf, Shelved
+from aspen_mp.serving.text.embedder import Vectors, normalized
+from aspen_mp.shm.errors import RequestError
+
+PREFIX: Final = "/v1/"
+OWNER: Final = "aspen-mp"
+MOST_TEXTS: Final = 2048
+_TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+_TOKENS: Final[dict[str, Any]] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+
+
+def _many(kind: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS, "items": kind}
+
+
+_INPUT: Final = {"anyOf": [_TEXT, _many(_TEXT), _TOKENS, _many(_TOKENS)]}
+"""JSON Schema of what is embedded: msgspec has no union of lists."""
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """A request for embeddings. `timeout` in microseconds and `priority` are those of the Open Inference Protocol, and not OpenAI's."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    input: Annotated[Any, Meta(extra_json_schema=_INPUT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    user: str | None = None
+    timeout: Annotated[int, Meta(ge=0)] | None = None
+    priority: Annotated[int, Meta(ge=0)] | Literal["high", "normal", "low"] | None = None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of a text: numbers, or float32 in little-endian order as base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(msgspec.Struct, kw_only=True):
+    """What a request for embeddings is answered with."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model. `created`: seconds since 1970."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = OWNER
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The models that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """An error. `param`: the key of the request that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, kw_only=True):
+    """What a request is answered with that failed."""
+
+    error: ErrorDetail
+
+
+_decoder: Final = msgspec.json.Decoder(EmbeddingsRequest)
+_CODES: Final = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded", 504: "deadline_exceeded"}
+
+
+def error(status: int, message: str) -> ErrorAnswer:
+    """An error in OpenAI's form."""
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    param = next((name for name in ("input", "model", "dimensions") if message.startswith(name)), None)
+    return ErrorAnswer(error=ErrorDetail(message=message, type=kind, param=param, code=_CODES.get(status)))
+
+
+def decoded(text: bytes | bytearray | memoryview) -> EmbeddingsRequest:
+    """A request. RequestError where it is none."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.ValidationError as wrong:
+        raise RequestError(f"the request does not fit: {wrong}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        raise RequestError(f"the request is not JSON: {wrong}") from None
+
+
+def texts_of(given: Any) -> list[str] | list[list[int]]:
+    """What is embedded, as texts or as tokens. RequestError where it is neither."""
+    if isinstance(given, str) or (isinstance(given, list) and given and _are(given, int)):
+        given = [given]
+    if not isinstance(given, list) or not given:
+        raise RequestError("input must be a string, a list of strings, a list of tokens, or a list of lists of tokens, and not empty")
+    if len(given) > MOST_TEXTS:
+        raise RequestError(f"input has {len(given)} texts, and {MOST_TEXTS} are taken at most. Send them in several requests")
+    if _are(given, str):
+        if not all(given):
+            raise RequestError(f"input {given.index('')} is empty")
+        return given
+    if all(isinstance(each, list) and _are(each, int) for each in given):
+        return given
+    raise RequestError("input mixes kinds: its items must all be strings, or all be tokens, or all be lists of tokens")
+
+
+def _are(items: Sequence[Any], kind: type) -> bool:
+    return all(type(item) is kind for item in items)  # True is no token
+
+
+async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> EmbeddingsAnswer:
+    """The answer to a request for embeddings. Errors are RequestError, Refused, and those of `Model.run_async`."""
+    embedder = shelved.embedder
+    if isinstance(embedder, str):
+        raise Refused(400, f"model {shelved.served.name!r} makes no embeddings: {embedder}")
+    deadline_ms = request.timeout / 1000 if request.timeout else shelved.served.config.deadline_ms
+    texts = await embedder.tokens(texts_of(request.input))
+    vectors = await embedder.embed(texts, shelved, priority=class_of(request.priority), deadline_ms=deadline_ms)
+    total = sum(len(text.ids) for text in texts)
+    data = [
+        Embedding(index=k, embedding=_spelled(vector, request.encoding_format))
+        for k, vector in enumerate(_cut(vectors, request.dimensions, embedder.recipe.normalize))
+    ]
+    return EmbeddingsAnswer(data=data, model=request.model, usage=Usage(prompt_tokens=total, total_tokens=total))
+
+
+def _cut(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+    """The first dimensions of vectors, as long as 1 again if they were before."""
+    there = vectors.shape[1]
+    if dimensions is None or dimensions == there:
+        return vectors
+    if dimensions > there:
+        raise RequestError(f"dimensions is {dimensions}, and the model's embeddings have {there}")
+    return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+
+
+def _spelled(vector: Vectors, form: str | None) -> list[float] | str:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()  # type: ignore[no-any-return]
+
+
+def models(shelf: Shelf) -> ModelList:
+    """`GET /v1/models`."""
+    names = sorted({shelved.served.name for shelved in shelf.all})
+    return ModelList(data=[card(shelf.find(name)) for name in names])
+
+
+def card(shelved: Shelved) -> ModelCard:
+    """`GET /v1/models/{model}`."""
+    try:
+        created = int(os.stat(shelved.served.path).st_mtime)
+    except OSError:  # deleted since; its version is still served
+        created = 0
+    return ModelCard(id=shelved.served.name, created=created)
