@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, stacks, torch
+from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, serve, stacks, torch
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ for _command, *_calls in (
     (coexecution.coplans, "bench coplans 3*gpt2@seq=1+resnet50 --cores 8P+8E --cores 2"),
     (torch.torch, "bench torch 'torchvision/*' --engines aspen-mp,eager,inductor --plot torch.png", "bench torch --list"),
     (ray.ray, "bench ray mobilenet_v2@batch=16 --actors 1,4,16 --plot ray.png"),
+    (serve.serve, "bench serve mobilenet_v2 --clients 1,16", "bench serve resnet50 --transports http --clients 1 --rates 10,20"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),
 ):

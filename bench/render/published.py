@@ -27,6 +27,7 @@ from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.ray.result import RayResult
 from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
+from aspen_mp.bench.serve.result import ServeResult
 from aspen_mp.bench.torch.result import TorchResult
 
 RESULTS: dict[str, Any] = {
@@ -47,6 +48,7 @@ RESULTS: dict[str, Any] = {
     "coplans": CoplansResult,
     "torch": TorchResult,
     "ray": RayResult,
+    "serve": ServeResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,

@@ -1,0 +1,1 @@
+"""`aspen-mp bench serve`: a server under load, beside onnxruntime behind the same server code."""

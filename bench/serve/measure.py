@@ -1,0 +1,108 @@
+"""Servers that take turns, round by round, under every load; those that are not measured sleep."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aspen_mp
+from aspen_mp.bench import clients, models
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.serve import requests, servers
+from aspen_mp.bench.serve.client import Job
+from aspen_mp.bench.serve.result import Served, ServeResult, Setting, percentile
+from aspen_mp.bench.serve.servers import Caller, Server
+
+_START_S = 0.05
+
+
+def measure(
+    case: Case,
+    cores: Sequence[int],
+    transports: Sequence[str],
+    loads: Sequence[tuple[int, float | None]],
+    front_ends: int,
+    sessions: Sequence[int],
+    seconds: float,
+    rounds: int,
+    say: Callable[[str], None],
+) -> ServeResult:
+    """A network behind `aspen-mp serve`, and behind the same code with onnxruntime.
+
+    Args:
+        case: The network.
+        cores: CPUs of the servers. Clients may use all.
+        transports: Some of `requests.TRANSPORTS`.
+        loads: Connections, and requests a second of all of them, None: as fast as answers come.
+        front_ends: Processes that answer for the runtime.
+        sessions: For each number a server with so many processes, each with a session of onnxruntime. Empty: without onnxruntime.
+        seconds: Length of each setting in each round.
+        rounds: How often all settings are measured.
+        say: Told what is being done.
+
+    Raises:
+        AspenError: A server or a client process did not start, or has ended.
+    """
+    graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+    feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
+    result = ServeResult(case.label, list(cores), front_ends, sum(array.nbytes for array in feeds.values()))
+    with ExitStack() as stack:
+        file = servers.model_file(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-bench-"))))
+        file.write_bytes(graph.SerializeToString())
+        say("starting servers")
+        grpc = "grpc" in transports
+        started = [stack.enter_context(servers.ours(file, cores, front_ends, grpc))]
+        started += [stack.enter_context(servers.stand_in(file, cores, count, grpc)) for count in sessions]
+        runtime = stack.enter_context(aspen_mp.connect(started[0].runtime))
+        model = runtime.load(file, name=f"{requests.MODEL}/1")
+        callers = {
+            (server.engine, transport): stack.enter_context(Caller(transport, server.at[transport], requests.request(transport, feeds)))
+            for server in started
+            for transport in transports
+        }
+        settings = [Setting(server.engine, transport, *load) for transport in transports for load in loads for server in started]
+        result.served = [Served(setting) for setting in settings]
+        for (engine, transport), caller in callers.items():
+            say(f"first requests: {engine}, {transport}")
+            _turn(Served(Setting(engine, transport, 4)), caller, 0.2)
+        clients.settle(runtime.pid, len(cores))
+        result.pss_bytes = {server.engine: _memory(server) for server in started}
+        for number in range(rounds):
+            result.direct_ms.append(_direct(model, feeds, seconds))
+            for served in result.served[:: 1 if number % 2 else -1]:
+                own = served.setting
+                say(f"round {number + 1} of {rounds}: {own.engine}, {own.transport}, {own.load}")
+                _turn(served, callers[own.engine, own.transport], seconds)
+    return result
+
+
+def _turn(served: Served, caller: Caller, seconds: float) -> None:
+    own = served.setting
+    job = Job(own.connections, own.rate, time.monotonic() + _START_S, seconds)
+    done = caller.run(job)
+    served.per_s.append(len(done.latencies_s) / max(done.end - job.start, 1e-9))
+    for values, part in ((served.p50_ms, 0.5), (served.p99_ms, 0.99), (served.p999_ms, 0.999)):
+        values.append(percentile(done.latencies_s, part))
+    served.failed += len(done.failed)
+    served.why = served.why or next(iter(done.failed), "")
+
+
+def _direct(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> float:
+    """Median time in milliseconds of a client without a server."""
+    found: list[float] = []
+    end = time.monotonic() + seconds
+    inputs = dict(feeds)
+    while len(found) < 3 or time.monotonic() < end:
+        began = time.monotonic()
+        model.run(inputs)
+        found.append(1e3 * (time.monotonic() - began))
+    return median(found)
+
+
+def _memory(server: Server) -> int:
+    return clients.pss([server.pid])[0]

@@ -1,0 +1,94 @@
+"""What `bench serve` has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+
+def percentile(latencies_s: list[float], part: float) -> float:
+    """In milliseconds; 0.0 without any."""
+    found = sorted(latencies_s)
+    return 1e3 * found[min(len(found) - 1, int(part * len(found)))] if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A server under a load. `connections`: requests in flight at most. `rate`: requests a second that begin; None: as fast as answers
+    come."""
+
+    engine: str
+    transport: str
+    connections: int
+    rate: float | None = None
+
+    @property
+    def load(self) -> str:
+        return f"{self.connections} at a time" if self.rate is None else f"{self.rate:g} a second"
+
+
+@dataclass(slots=True)
+class Served:
+    """Of one setting. Each list has a value for each round: answers a second, and percentiles of latency in milliseconds. `failed`: of all
+    rounds, requests without an answer of status 200; `why`: the first of them."""
+
+    setting: Setting
+    per_s: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    p999_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class ServeResult:
+    """`input_bytes`: of the tensors of a request. `direct_ms`: the median time of `Model.run` on the server's runtime, one value for each
+    round. `pss_bytes`: memory of all processes of a server, by engine."""
+
+    case: str
+    cores: list[int]
+    front_ends: int
+    input_bytes: int
+    direct_ms: list[float] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
+    pss_bytes: dict[str, int] = field(default_factory=dict)
+
+    def added_ms(self, served: Served) -> float | None:
+        """What the server adds to a request: the median latency of one client less that of `Model.run`; the median of rounds."""
+        if served.setting.engine != "aspen-mp" or served.setting.connections != 1 or served.setting.rate is not None:
+            return None
+        return median(a - b for a, b in zip(served.p50_ms, self.direct_ms, strict=True))
+
+    def peers(self, served: Served) -> list[Served]:
+        """Other engines under the same load."""
+        own = served.setting
+        return [
+            each
+            for each in self.served
+            if each.setting.engine != own.engine
+            and (each.setting.transport, each.setting.connections, each.setting.rate) == (own.transport, own.connections, own.rate)
+        ]
+
+    def beside(self, served: Served) -> tuple[float, float] | None:
+        """Throughput and 99th percentile in units of those of the other engine that has the higher throughput."""
+        peers = self.peers(served)
+        if not peers:
+            return None
+        best = max(peers, key=lambda each: median(each.per_s))
+        return (
+            median(a / b for a, b in zip(served.per_s, best.per_s, strict=True)),
+            median(a / b for a, b in zip(served.p99_ms, best.p99_ms, strict=True)),
+        )
+
+    @property
+    def verdict(self) -> str:
+        parts = []
+        for served in self.served:
+            added, beside = self.added_ms(served), self.beside(served)
+            where = f"{served.setting.transport}, {served.setting.load}"
+            if served.setting.engine == "aspen-mp" and added is not None:
+                parts.append(f"{where}: the server adds {added:.2f} ms to a request")
+            elif served.setting.engine == "aspen-mp" and beside is not None:
+                parts.append(f"{where}: {beside[0]:.2f} of the throughput of onnxruntime and {beside[1]:.2f} of its p99")
+        return f"{self.case}: " + "; ".join(parts)
