@@ -88,7 +88,7 @@ async def _serve(settings: Settings) -> None:
         from aspen_mp.serving.grpc.listener import Listener
         from aspen_mp.serving.grpc.service import Service
 
-        listener = Listener(Service(shelf, budget, tokens, None, None), settings.grpc, limits, None)
+        listener = Listener(Service(shelf, limits, budget, tokens, None, None, None), settings.grpc, limits, None)
         await listener.start()  # it answers for as long as somebody refers to it
     config = uvicorn.Config(
         application(shelf, limits, budget, tokens), http=LimitedConnection, ws="none", lifespan="off", interface="asgi3", log_level="error"
