@@ -48,7 +48,7 @@ def main() -> None:
             job: Job = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        done = _grpc(address, payload, job) if transport == "grpc" else _Load(address, payload, job).run()
+        done = _grpc(address, payload, job) if transport == "grpc" else Load(address, payload, job).run()
         pickle.dump(done, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
@@ -113,7 +113,7 @@ class _Connection:
         return not self.missing
 
 
-class _Load:
+class Load:
     """A job over HTTP."""
 
     def __init__(self, address: str, payload: bytes, job: Job) -> None:

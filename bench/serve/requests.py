@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 TRANSPORTS: Final = ("http", "unix", "json", "grpc")
-"""Tensors as bytes over HTTP, the same over a Unix socket, tensors as JSON over HTTP, and gRPC with raw contents."""
+"""HTTP with tensors as bytes; the same over a Unix socket; HTTP with tensors as JSON; gRPC with raw contents."""
 MODEL: Final = "model"
 METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 
