@@ -41,6 +41,36 @@ class _Reader(asyncio.BufferedProtocol):
         self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
 
+class _OneWrite:
+    """The transport of one answer: its head goes with the first part of its body, in one write. Two would wake the client twice.
+
+    For requests whose answers have a body: a head by itself is kept.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head = b""
+        self._begun = False
+
+    def write(self, data: Any) -> None:
+        """As of transports."""
+        if not self._begun and not data.startswith(b"HTTP/1.1 100 "):
+            self._begun, self._head = True, data
+            return
+        head, self._head = self._head, b""
+        self._transport.writelines((head, data) if head else (data,))
+
+    def is_closing(self) -> bool:
+        """As of transports."""
+        return bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        """As of transports: after what has been written."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+
 class Exchange:
     """What the application that answers a request may do with its connection, beyond ASGI."""
 
@@ -195,6 +225,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._too_large = True
             raise _TooLarge
         super().on_headers_complete()
+        if self.scope["method"] == "POST":
+            self.cycle.transport = _OneWrite(self.transport)
         self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}
         said = dict(self.headers)
         length = said.get(b"content-length", b"")
