@@ -14,7 +14,6 @@ It needs numpy and the standard library alone.
 from __future__ import annotations
 
 import fcntl
-import http.client
 import json
 import math
 import mmap
@@ -24,6 +23,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ ALIGN: Final = 64
 REGION: Final = "memory"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LENGTH: Final = struct.Struct("<I")
+_MOST_LINE: Final = 1 << 16
 _NAMES: Final = {
     np.dtype(kind): name
     for name, kind in {
@@ -107,43 +108,71 @@ class Memory:
         self.close()
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP after memory was shared."""
+class _Connection:
+    """HTTP after memory was shared. A request goes out in one piece, so that the server wakes up once for it."""
 
     def __init__(self, path: str, memory: Memory, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
         self._path = path
         self._memory = memory
+        self._timeout_s = timeout_s
+        self._sock: socket.socket | None = None
+        self._file: Any = None
 
-    def connect(self) -> None:
-        sock = socket.socket(socket.AF_UNIX)
+    @property
+    def is_open(self) -> bool:
+        return self._sock is not None
+
+    def ask(self, head: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer. `head`: request line and headers, without the length. OSError, and the connection is closed."""
         try:
-            sock.settimeout(self.timeout)
-            sock.connect(self._path)
-            self._share(sock)
+            if self._sock is None:
+                self._connect()
+            assert self._sock is not None
+            self._sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            return self._answer()
         except BaseException:
-            sock.close()
+            self.close()  # an answer may still come, to nobody
             raise
-        self.sock = sock
 
-    def _share(self, sock: socket.socket) -> None:
+    def _connect(self) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(self._timeout_s)
+        self._sock.connect(self._path)
+        self._file = self._sock.makefile("rb")
         text = json.dumps({"regions": [REGION]}).encode()
-        socket.send_fds(sock, [_LENGTH.pack(len(text)) + text], [self._memory.fd])
-        with sock.makefile("rb", 0) as file:
-            answer = json.loads(_exactly(file, _LENGTH.unpack(_exactly(file, _LENGTH.size))[0]))
-        if answer.get("error"):
-            raise RequestError(f"{self._path}: {answer['error']}")
+        socket.send_fds(self._sock, [_LENGTH.pack(len(text)) + text], [self._memory.fd])
+        said = json.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+        if said.get("error"):
+            raise RequestError(f"{self._path}: {said['error']}")
 
+    def _answer(self) -> tuple[int, bytes]:
+        status = int(self._line().split()[1])
+        headers = {}
+        while line := self._line():
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        data = self._exactly(int(headers["content-length"]))
+        if headers.get("connection") == "close":
+            self.close()
+        return status, data
 
-def _exactly(file: Any, n: int) -> bytes:
-    """So many bytes, and none more. ConnectionError where the server has gone."""
-    found = b""
-    while len(found) < n:
-        piece = file.read(n - len(found))
-        if not piece:
+    def _line(self) -> str:
+        line: bytes = self._file.readline(_MOST_LINE)
+        if not line.endswith(b"\n"):
             raise ConnectionResetError("the server has closed the connection")
-        found += piece
-    return found
+        return line.decode("latin-1").rstrip("\r\n")
+
+    def _exactly(self, n: int) -> bytes:
+        data: bytes = self._file.read(n)
+        if len(data) < n:
+            raise ConnectionResetError("the server has closed the connection")
+        return data
+
+    def close(self) -> None:
+        for each in (self._file, self._sock):
+            if each is not None:
+                each.close()
+        self._file = self._sock = None
 
 
 class Client:
@@ -159,7 +188,7 @@ class Client:
             timeout_s: For an answer, in seconds; TimeoutError after it.
         """
         self._memory = memory
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._headers = "Host: localhost\r\nContent-Type: application/json\r\n" + (f"Authorization: Bearer {token.strip()}\r\n" if token else "")
         self._connection = _Connection(f"{os.fspath(path)}.memory", memory, timeout_s)
 
     def infer(
@@ -203,22 +232,18 @@ class Client:
 
     def _ask(self, path: str, body: bytes) -> Any:
         """The answer's JSON. A connection that was idle may have ended with its process: then the request is sent once more."""
-        for fresh in (self._connection.sock is None, True):
-            try:
-                self._connection.request("POST", path, body, self._headers)
-                response = self._connection.getresponse()
-                said = json.loads(response.read())
-                break
-            except (ConnectionError, http.client.RemoteDisconnected):
-                self._connection.close()
-                if fresh:
-                    raise
-            except BaseException:
-                self._connection.close()  # an answer may still come, to nobody
+        head = f"POST {quote(path)} HTTP/1.1\r\n{self._headers}"
+        was_open = self._connection.is_open
+        try:
+            status, data = self._connection.ask(head, body)
+        except ConnectionError:
+            if not was_open:
                 raise
-        if response.status != 200:
-            kind = RequestError if response.status in {400, 404, 413} else AspenError
-            raise kind(f"status {response.status}: {said['error']}")
+            status, data = self._connection.ask(head, body)
+        said = json.loads(data)
+        if status != 200:
+            kind = RequestError if status in {400, 404, 413} else AspenError
+            raise kind(f"status {status}: {said['error']}")
         return said
 
     def close(self) -> None:
