@@ -22,6 +22,7 @@ from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.memory.routes import NamedRoutes
+from aspen_mp.serving.openapi import document
 from aspen_mp.serving.protocol import inference, statuses
 from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
@@ -249,6 +250,13 @@ class Routes:
         return self._shelf.find(request.path_params["model"], request.path_params.get("version"))
 
 
+def _described(said: dict[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def described(request: Request) -> Response:
+        return _json(said)
+
+    return described
+
+
 def application(
     shelf: Shelf,
     limits: Limits,
@@ -284,6 +292,7 @@ def application(
     add("/v1/models/{model}", routes.card)
     add("/v1/embeddings", Embed(shelf, limits, budget, named), "POST")
     add("/metrics", routes.metrics)
+    add(document.PATH, _described(document.document(repository=supervised is not None, tokens=tokens.asked)))
     if supervised is not None:
         add("/v2/repository/index", routes.index, "POST")
         add("/v2/repository/models/{model}/load", routes.load, "POST")
@@ -294,7 +303,9 @@ def application(
             add(f"{prefix}/status", _answering(named.answer_status))
             add(f"{prefix}/unregister", _answering(named.answer_unregister), "POST")
         add(f"{place}/region/{{name}}/register", _answering(named.answer_register), "POST")
-    app = InferFirst(infer, Starlette(routes=found, exception_handlers={HTTPException: _http_error}))
+    router = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
+    router.router.redirect_slashes = False
+    app = InferFirst(infer, router)
     return Around(app, shelf, tokens, log)
 
 

@@ -152,6 +152,8 @@ def test_other_errors_have_openais_form(client: tools.Client) -> None:
         found, _, said = client.ask(path, method=method)
         assert (found, said["error"]["type"]) == (status, "invalid_request_error")
     assert client.ask("/v1/embeddings", b"{", method="POST")[2]["error"]["message"].startswith("the request is not JSON")
+    found, _, said = client.ask("/v1/embeddings", b'{"model": "mean", "input": "\\ud800"}')
+    assert (found, said["error"]["type"]) == (400, "invalid_request_error"), said
     found, _, said = client.ask("/v1/embeddings", {"model": "mean", "input": text_models.texts(300), "timeout": 1})
     assert (found, said["error"]["type"], said["error"]["code"]) == (504, "server_error", "deadline_exceeded")
 

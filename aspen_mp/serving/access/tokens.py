@@ -35,6 +35,11 @@ class Tokens:
     def __init__(self, digests: Sequence[str]) -> None:
         self._digests = digests
 
+    @property
+    def asked(self) -> bool:
+        """Whether clients need one."""
+        return bool(self._digests)
+
     def check(self, authorization: str) -> None:
         """Refused (401) unless this header, as the client sent it, names a token."""
         if not self._digests:

@@ -105,7 +105,7 @@ _CODES: Final = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limi
 def error(status: int, message: str) -> ErrorAnswer:
     """An error in OpenAI's form."""
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    param = next((name for name in ("input", "model", "dimensions") if message.startswith(name)), None)
+    param = next((name for name in ("input", "model", "dimensions") if status == 400 and message.startswith(name)), None)
     return ErrorAnswer(error=ErrorDetail(message=message, type=kind, param=param, code=_CODES.get(status)))
 
 
@@ -146,6 +146,7 @@ async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> Embeddings
     if isinstance(embedder, str):
         raise Refused(400, f"model {shelved.served.name!r} makes no embeddings: {embedder}")
     deadline_ms = request.timeout / 1000 if request.timeout else shelved.served.config.deadline_ms
+    _refuse_dimensions(request.dimensions, embedder.recipe.hidden)
     texts = await embedder.tokens(texts_of(request.input))
     vectors = await embedder.embed(texts, shelved, priority=class_of(request.priority), deadline_ms=deadline_ms)
     total = sum(len(text.ids) for text in texts)
@@ -156,13 +157,17 @@ async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> Embeddings
     return EmbeddingsAnswer(data=data, model=request.model, usage=Usage(prompt_tokens=total, total_tokens=total))
 
 
+def _refuse_dimensions(dimensions: int | None, there: int | None) -> None:
+    """RequestError where a vector has less. `there`: None where that is not known before the model has run."""
+    if dimensions is not None and there is not None and dimensions > there:
+        raise RequestError(f"dimensions is {dimensions}, and the model's embeddings have {there}")
+
+
 def _cut(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
     """The first dimensions of vectors, as long as 1 again if they were before."""
-    there = vectors.shape[1]
-    if dimensions is None or dimensions == there:
+    _refuse_dimensions(dimensions, vectors.shape[1])
+    if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
-    if dimensions > there:
-        raise RequestError(f"dimensions is {dimensions}, and the model's embeddings have {there}")
     return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 

@@ -41,6 +41,7 @@ class Recipe:
         prefix: What stands before each text.
         rows: Texts of a run, where the model fixes their number; None elsewhere.
         columns: Tokens of a run, where the model fixes their number; None elsewhere.
+        hidden: Numbers of a vector; None where the model does not say.
     """
 
     inputs: tuple[str, ...]
@@ -52,6 +53,7 @@ class Recipe:
     prefix: str
     rows: int | None
     columns: int | None
+    hidden: int | None
 
     @property
     def pads(self) -> bool:
@@ -78,6 +80,7 @@ def find(folder: Path, settings: Embeddings, inputs: Sequence[ValueInfo], output
         prefix=_prefix(folder) if settings.prefix is None else settings.prefix,
         rows=rows,
         columns=columns,
+        hidden=hidden if isinstance(hidden := (output.shape or (None,))[-1], int) else None,
     )
 
 

@@ -1,0 +1,1 @@
+"""`/openapi.json`: the routes, described for machines."""
