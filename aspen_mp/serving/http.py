@@ -292,7 +292,8 @@ def application(
     add("/v1/models/{model}", routes.card)
     add("/v1/embeddings", Embed(shelf, limits, budget, named), "POST")
     add("/metrics", routes.metrics)
-    add(document.PATH, _described(document.document(repository=supervised is not None, tokens=tokens.asked)))
+    said = document.document(repository=supervised is not None, named=named is not None, tokens=tokens.asked)
+    add(document.PATH, _described(said))
     if supervised is not None:
         add("/v2/repository/index", routes.index, "POST")
         add("/v2/repository/models/{model}/load", routes.load, "POST")

@@ -16,28 +16,35 @@ from starlette.applications import Starlette
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.named import NamedMemory
+from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.openapi import document
 from aspen_mp.serving.protocol.body import Budget
 
 EXAMPLES = 1000 if os.environ.get("ASPEN_MP_TIER") == "long" else 15
-DESCRIBED = document.document(repository=True, tokens=False)
+DESCRIBED = document.document(repository=True, named=True, tokens=False)
 OPERATIONS = [(method, path) for path, methods in DESCRIBED["paths"].items() for method in methods]
-BREAKABLE = [(method, path) for method, path in OPERATIONS if "{" in path or "requestBody" in DESCRIBED["paths"][path][method]]
-"""Those of which a request can be wrong."""
+BREAKABLE = [
+    (method, path)
+    for method, path in OPERATIONS
+    if ("{" in path or "requestBody" in DESCRIBED["paths"][path][method]) and not path.endswith("/unregister")
+]
+"""Those of which a request can be wrong. To forget a region that there is not is no error."""
 CASES = [*(("positive", *each) for each in OPERATIONS), *(("negative", *each) for each in BREAKABLE)]
 
 
-@pytest.mark.parametrize("repository", [False, True])
-def test_it_has_every_route(repository: bool) -> None:
-    around: Any = application(None, Limits(), Budget(0), Tokens([]), object() if repository else None)  # type: ignore[arg-type]
-    assert isinstance(around._app, Starlette)
-    routes = {(method.lower(), route.path) for route in around._app.routes for method in route.methods - {"HEAD"}}
-    said = document.document(repository=repository, tokens=False)["paths"]
+@pytest.mark.parametrize("more", [False, True])
+def test_it_has_every_route(more: bool) -> None:
+    named = NamedRoutes(NamedMemory("a"), object(), Limits()) if more else None  # type: ignore[arg-type]
+    around: Any = application(None, Limits(), Budget(0), Tokens([]), object() if more else None, named)  # type: ignore[arg-type]
+    assert isinstance(around._app._app, Starlette)
+    routes = {(method.lower(), route.path) for route in around._app._app.routes for method in route.methods - {"HEAD"}}
+    said = document.document(repository=more, named=more, tokens=False)["paths"]
     assert routes == {(method, path) for path, methods in said.items() for method in methods}
 
 
 def test_tokens_are_described() -> None:
-    said = document.document(repository=False, tokens=True)
+    said = document.document(repository=False, named=False, tokens=True)
     assert said["security"] == [{"token": []}]
     assert said["paths"]["/v2/health/live"]["get"]["security"] == []
 
@@ -48,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tools.Server]:
     tools.save(folder, "mlp", 1, small_models.mlp("n"))
     tools.save(folder, "spare", 1, small_models.mlp("n"))
     text_models.save(folder, "encoder", text_models.encoder())
-    with tools.serving(folder, folder, "--allow-repository") as found:
+    with tools.serving(folder, folder, "--allow-repository", "--allow-named-shm", "a") as found:
         yield found
 
 

@@ -188,7 +188,9 @@ class Client:
             timeout_s: For an answer, in seconds; TimeoutError after it.
         """
         self._memory = memory
-        self._headers = "Host: localhost\r\nContent-Type: application/json\r\n" + (f"Authorization: Bearer {token.strip()}\r\n" if token else "")
+        self._headers = "Host: localhost\r\nContent-Type: application/json\r\n" + (
+            f"Authorization: Bearer {token.strip()}\r\n" if token else ""
+        )
         self._connection = _Connection(f"{os.fspath(path)}.memory", memory, timeout_s)
 
     def infer(

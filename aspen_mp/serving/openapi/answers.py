@@ -116,3 +116,11 @@ class IndexEntry(msgspec.Struct, kw_only=True):
 
 class Changed(msgspec.Struct, kw_only=True):
     """A model was loaded or unloaded."""
+
+
+class Registration(msgspec.Struct, kw_only=True):
+    """The shared memory that a region is to be, and the part of it."""
+
+    key: str
+    byte_size: Annotated[int, Meta(ge=1)]
+    offset: Count = 0

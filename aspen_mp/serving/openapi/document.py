@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 import aspen_mp
+from aspen_mp.serving.memory.named import Named
 from aspen_mp.serving.openapi import answers
 from aspen_mp.serving.protocol import messages
 from aspen_mp.serving.text import openai
@@ -22,7 +23,7 @@ _EVERYWHERE: Final = (401, 431)
 _TEXTS: Final = {
     400: "The request does not fit the protocol or the model.",
     401: "The token is missing or not known.",
-    404: "There is no such model or version.",
+    404: "There is no such model, version or region.",
     408: "The body was too slow.",
     413: "The body is too large.",
     415: "The body is compressed.",
@@ -35,6 +36,7 @@ _TEXTS: Final = {
 }
 _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "model": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
+    "name": {"type": "string", "minLength": 1},
     "version": {"type": "string", "pattern": "^[1-9][0-9]{0,17}$"},
 }
 _BYTES: Final = "JSON of as many bytes as the header Inference-Header-Content-Length says, then those of tensors."
@@ -114,11 +116,28 @@ REPOSITORY: Final = [
         for verb in ("load", "unload")
     ),
 ]
+NAMED: Final = [
+    operation
+    for place, which in (("/v2/systemsharedmemory", "all regions"), ("/v2/systemsharedmemory/region/{name}", "a region"))
+    for operation in (
+        Operation(path=f"{place}/status", summary=f"Describe {which}", answer=list[Named], statuses=(404,)),
+        Operation(path=f"{place}/unregister", method="post", summary=f"Forget {which}", answer=answers.Changed, statuses=(503,)),
+    )
+] + [
+    Operation(
+        path="/v2/systemsharedmemory/region/{name}/register",
+        method="post",
+        summary="Name a region of shared memory",
+        request=answers.Registration,
+        answer=answers.Changed,
+        statuses=(400, 404, 408, 413, 415, 429, 503),
+    )
+]
 
 
-def document(*, repository: bool, tokens: bool) -> dict[str, Any]:
-    """The document. `repository`: clients may load and unload models; `tokens`: they need a token."""
-    operations = [*OPERATIONS, *(REPOSITORY if repository else [])]
+def document(*, repository: bool, named: bool, tokens: bool) -> dict[str, Any]:
+    """The document. `repository`: clients may load and unload models; `named`: they may name shared memory; `tokens`: they need a token."""
+    operations = [*OPERATIONS, *(REPOSITORY if repository else []), *(NAMED if named else [])]
     types = [kind for each in operations for kind in (each.answer, each.request, each.failure, each.sick) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     known = dict(zip(map(repr, types), schemas, strict=True))

@@ -20,9 +20,8 @@ from aspen_mp.serving.protocol.messages import (
     Answer,
     Input,
     Output,
+    OutputParameters,
     Request,
-    Shared,
-    Size,
     TensorParameters,
     encoder,
     request_decoder,
@@ -247,11 +246,12 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
         shape = list(result.shape)
         if (place := call.places.get(output)) is not None:
             n = stored(result, place, call.regions, f"output {output!r}")
-            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=Shared(place.region, place.offset, n)))
+            said = OutputParameters(shared_memory_region=place.region, shared_memory_offset=place.offset, shared_memory_byte_size=n)
+            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=said))
         elif call.binary.get(output, call.binary_default):
             piece = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
             pieces.append(piece)
-            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=Size(len(piece))))
+            outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=OutputParameters(binary_data_size=len(piece))))
         else:
             outputs.append(Output(name=output, datatype=datatype, shape=shape, data=_listed(result)))
     text = encoder.encode(Answer(model_name=name, model_version=version, id=call.id, outputs=outputs))

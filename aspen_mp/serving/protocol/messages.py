@@ -63,18 +63,13 @@ class Request(msgspec.Struct, kw_only=True):
     outputs: Annotated[list[Wanted], Meta(max_length=MOST_TENSORS)] = msgspec.field(default_factory=list)
 
 
-class Size(msgspec.Struct):
-    """Where a tensor of an answer follows as bytes: how many."""
+class OutputParameters(msgspec.Struct, kw_only=True):
+    """Where a tensor of an answer is: it follows as so many bytes, or it lies in shared memory, from this byte of the region on."""
 
-    binary_data_size: int
-
-
-class Shared(msgspec.Struct):
-    """Where a tensor of an answer lies in shared memory: so many bytes, from this byte of the region on."""
-
-    shared_memory_region: str
-    shared_memory_offset: int
-    shared_memory_byte_size: int
+    binary_data_size: int | UnsetType = UNSET
+    shared_memory_region: str | UnsetType = UNSET
+    shared_memory_offset: int | UnsetType = UNSET
+    shared_memory_byte_size: int | UnsetType = UNSET
 
 
 class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -83,7 +78,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str
     datatype: str
     shape: list[int]
-    parameters: Size | Shared | None = None
+    parameters: OutputParameters | None = None
     data: list[Any] | UnsetType = UNSET
 
 
