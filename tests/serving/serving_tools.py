@@ -183,12 +183,23 @@ class Retrying:
             self.client = Client(self.address)
 
 
+class Counts(list[int]):
+    """How often each thread of `load` has called. `check` raises the first error of one, which calls no more then."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__([0] * n)
+        self.errors: list[BaseException] = []
+
+    def check(self) -> None:
+        if self.errors:
+            raise self.errors[0]
+
+
 @contextlib.contextmanager
-def load(n: int, once: Callable[[int], None]) -> Iterator[list[int]]:
+def load(n: int, once: Callable[[int], None]) -> Iterator[Counts]:
     """`n` threads that call `once(thread)` again and again until the end of the block; how often each has. Their errors are raised then."""
     over = threading.Event()
-    counts = [0] * n
-    errors: list[BaseException] = []
+    counts = Counts(n)
 
     def work(k: int) -> None:
         try:
@@ -196,7 +207,7 @@ def load(n: int, once: Callable[[int], None]) -> Iterator[list[int]]:
                 once(k)
                 counts[k] += 1
         except BaseException as error:
-            errors.append(error)
+            counts.errors.append(error)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(n)]
     for thread in threads:
@@ -207,8 +218,7 @@ def load(n: int, once: Callable[[int], None]) -> Iterator[list[int]]:
         over.set()
         for thread in threads:
             thread.join(WATCHDOG_S)
-    if errors:
-        raise errors[0]
+    counts.check()
 
 
 def mlp_feeds(rows: int = 3, seed: int = 0) -> dict[str, np.ndarray]:

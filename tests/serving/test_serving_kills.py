@@ -77,6 +77,7 @@ def test_whatever_is_killed_the_others_go_on(tmp_path: Path) -> None:
                 goals = [count + 2 for count in counts]
                 while any(count < goal for count, goal in zip(counts, goals, strict=True)):
                     own()
+                    counts.check()
                 now = sum(each.lost for each in (*clients, own))
                 assert now == lost or kill % 3 == 0
                 lost = now

@@ -374,13 +374,13 @@ def kill_front_ends(server: tools.Server, path: Path) -> None:
             check(clients[k], memories[k], k)
             answered[k] += 1
 
-    with tools.load(len(clients), once):
+    with tools.load(len(clients), once) as counts:
         for kill in range(1, KILLS + 1):
             server.front_ends()[0].kill()
             server.wait_for("is replaced", kill)
             before = sum(answered)
             while sum(answered) == before:  # a server whose front ends all die before they serve gives up
-                server.process.poll()
+                counts.check()
     for client, memory in zip(clients, memories, strict=True):
         check(client, memory)
         client.close()
