@@ -193,7 +193,7 @@ def _serves(process: psutil.Process) -> bool:
         return False  # the next look does not find it
 
 
-def _family(roots: Sequence[int]) -> list[psutil.Process]:
+def family(roots: Sequence[int]) -> list[psutil.Process]:
     """Processes and their children."""
     processes: dict[int, psutil.Process] = {}
     for root in roots:
@@ -204,13 +204,19 @@ def _family(roots: Sequence[int]) -> list[psutil.Process]:
 
 def pss(roots: Sequence[int]) -> tuple[int, int]:
     """Sum over processes and their children, and how many there are."""
-    processes = _family(roots)
+    processes = family(roots)
     return sum(process.memory_full_info().pss for process in processes), len(processes)
+
+
+def cpu_seconds(roots: Sequence[int]) -> float:
+    """CPU time so far of processes and their children."""
+    times = [process.cpu_times() for process in family(roots)]
+    return float(sum(time.user + time.system for time in times))
 
 
 def weights_pss(roots: Sequence[int]) -> int:
     """The same of mappings of packed weights: segments, and files of the plan cache that are mapped in their place."""
-    mappings = [(process.pid, mapping) for process in _family(roots) for mapping in process.memory_maps(grouped=False)]
+    mappings = [(process.pid, mapping) for process in family(roots) for mapping in process.memory_maps(grouped=False)]
     weights = {mapping.path for pid, mapping in mappings if _of_cache(mapping.path) or _begins_weights(pid, mapping)}
     return sum(mapping.pss for _, mapping in mappings if mapping.path in weights)
 

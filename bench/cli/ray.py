@@ -40,9 +40,10 @@ def ray(
     rows = [
         [
             *(each.engine, each.actors, f"{median(each.per_s):.1f}", f"{max(each.per_s):.1f}", f"{found.ratio(each):.3f}"),
+            f"{median(each.cpu_ms_per_row):.2f}",
             *(output.mebibytes(each.pss_bytes), output.mebibytes(each.weights_pss_bytes) if each.weights_pss_bytes else ""),
         ]
         for each in found.found
     ]
-    columns = ["engine", "actors", "rows/s", "best", "of the direct client's", "memory", "packed weights"]
+    columns = ["engine", "actors", "rows/s", "best", "of the direct client's", "CPU ms/row", "memory", "packed weights"]
     run.end(found, [findings.Shown(found.case, columns, rows, found.verdict)])

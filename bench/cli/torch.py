@@ -46,7 +46,7 @@ def torch(
     every: Annotated[bool, typer.Option("--list", help="Measure nothing. Print the networks.")] = False,
     size: Annotated[Sizes, typer.Option("--size", help="Measure networks as published, or small ones.")] = Sizes.full,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="1,4", help="Measure the memory of so many processes with a network each, too.")
+        str | None, typer.Option("--memory", metavar="1,4", help="Measure memory and speed of so many processes, too.")
     ] = None,
     cores: options.Cores = None,
     engines: Annotated[
@@ -88,13 +88,14 @@ def _measured(
     from aspen_mp.bench.peers.seat import SeatError
     from aspen_mp.bench.torch import measure
     from aspen_mp.bench.torch.result import TorchResult
+    from aspen_mp.bench.torch.several import several
 
     result = TorchResult()
     for network in wanted:
         found = measure.measure(network, size.value, engines, cpus, schedule, say)
         for engine in found.engines if counts else ():
             try:
-                engine.memory = measure.memory(network, size.value, engine.engine, counts, cpus, say)
+                several(network, size.value, engine, counts, cpus, schedule.seconds, say)
             except SeatError as error:
                 found.failed[f"{engine.engine}, several processes"] = str(error)
         result.networks.append(found)
@@ -136,17 +137,18 @@ def _print() -> None:
 
 def _network(network: NetworkResult) -> findings.Shown:
     """A network's table."""
-    columns = ["engine", "first s", "again s", "ms", "min ms", "ours / its", "error", "PyTorch's", "memory MiB"]
+    columns = ["engine", "first s", "again s", "ms", "min ms", "ours / its", "error", "PyTorch's", "memory MiB", "PyTorch's MiB"]
     rows = [
         [
             *(e.engine, f"{e.cold_s:.2f}", f"{e.warm_s:.2f}", f"{e.median:.2f}", f"{e.min:.2f}"),
             "" if e.ratio is None else f"{e.ratio:.3f}",
             *(f"{e.error:.1e}", f"{e.eager_error:.1e}"),
-            ", ".join(f"{count}: {size / 2**20:.0f}" for count, size in e.memory.items()),
+            *(", ".join(f"{count}: {size / 2**20:.0f}" for count, size in sizes.items()) for sizes in (e.memory, e.floor)),
         ]
         for e in network.engines
     ]
     wrong = {e.engine: e.wrong for e in network.engines if e.wrong}
     failed = {f"{network.network}, {name}": why for name, why in (network.failed | wrong).items()}
-    verdict = f"{network.network}: {network.parameters / 1e6:.1f} million parameters"
+    together = [f"{e.engine}: {e.together}" for e in network.engines if e.together]
+    verdict = "; ".join([f"{network.network}: {network.parameters / 1e6:.1f} million parameters", *together])
     return findings.Shown(f"{network.network}, {network.size}", columns, rows, verdict, failed=failed)

@@ -51,7 +51,12 @@ def measure(
             say(f"round {number + 1} of {rounds}")
             result.direct_per_s.append(_direct(direct, feeds, seconds) * case.batch)
             for found in result.found[:: 1 if number % 2 else -1]:
-                found.per_s.append(_turn(actors[found.engine][: found.actors], batch, seconds) * case.batch)
+                used = actors[found.engine][: found.actors]
+                roots = _processes(used)
+                before = clients.cpu_seconds(roots)
+                calls, per_s = _turn(used, batch, seconds)
+                found.per_s.append(per_s * case.batch)
+                found.cpu_ms_per_row.append(1e3 * (clients.cpu_seconds(roots) - before) / (calls * case.batch))
         direct.close()
     return result
 
@@ -81,14 +86,20 @@ def _memory(engine: str, actors: Sequence[Any], batch: Any, workers: int) -> Act
     import ray
 
     ray.get([actor.run.remote(batch) for actor in actors])
-    about = ray.get([actor.about.remote() for actor in actors])
-    roots = [pid for pid, _ in about]
-    planners = {planner for _, planner in about if planner}
+    roots = _processes(actors)
+    planners = roots[len(actors) :]
     for planner in planners:
         clients.settle(planner, workers)
-    roots += sorted(planners)
     weights = clients.weights_pss(roots) if planners else 0
-    return ActorsFound(engine, len(actors), [], clients.pss(roots)[0], weights)
+    return ActorsFound(engine, len(actors), [], [], clients.pss(roots)[0], weights)
+
+
+def _processes(actors: Sequence[Any]) -> list[int]:
+    """Those of the actors, then the planner processes of their runtimes."""
+    import ray
+
+    about = ray.get([actor.about.remote() for actor in actors])
+    return [pid for pid, _ in about] + sorted({planner for _, planner in about if planner})
 
 
 def _direct(client: Ours, feeds: Mapping[str, Any], seconds: float) -> float:
@@ -100,8 +111,8 @@ def _direct(client: Ours, feeds: Mapping[str, Any], seconds: float) -> float:
     return count / (time.monotonic() - start)
 
 
-def _turn(actors: Sequence[Any], batch: Any, seconds: float) -> float:
-    """Batches a second of some actors, each with `CALLS` calls until the time is over."""
+def _turn(actors: Sequence[Any], batch: Any, seconds: float) -> tuple[int, float]:
+    """Batches of some actors, each with `CALLS` calls until the time is over, and batches a second."""
     import ray
 
     start = time.monotonic()
@@ -113,4 +124,4 @@ def _turn(actors: Sequence[Any], batch: Any, seconds: float) -> float:
         count += 1
         if time.monotonic() < start + seconds:
             calls[actor.run.remote(batch)] = actor
-    return count / (time.monotonic() - start)
+    return count, count / (time.monotonic() - start)

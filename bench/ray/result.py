@@ -8,12 +8,14 @@ from statistics import median
 
 @dataclass(slots=True)
 class ActorsFound:
-    """Of one engine with so many actors. `per_s`: rows a second, one value for each round. `pss_bytes`: memory of the actors and of the
-    runtime. `weights_pss_bytes`: of the mappings of packed weights in them; 0 for engines that have no such mappings."""
+    """Of one engine with so many actors. `per_s`: rows a second, one value for each round. `cpu_ms_per_row`: CPU time of the actors and of
+    the runtime for each row, in milliseconds, which other load on the machine hardly changes. `pss_bytes`: their memory.
+    `weights_pss_bytes`: of the mappings of packed weights in them; 0 for engines that have no such mappings."""
 
     engine: str
     actors: int
     per_s: list[float] = field(default_factory=list)
+    cpu_ms_per_row: list[float] = field(default_factory=list)
     pss_bytes: int = 0
     weights_pss_bytes: int = 0
 
@@ -43,7 +45,8 @@ class RayResult:
             one, *_, most = [*self.of(engine), *self.of(engine)[-1:]]
             rates = f"{self.ratio(one):.3f} to {self.ratio(most):.3f} of the direct client's rows a second"
             memory = f"memory grows from {one.pss_bytes / 2**20:.0f} to {most.pss_bytes / 2**20:.0f} MiB"
-            parts.append(f"{engine}: {one.actors} to {most.actors} actors have {rates}, and {memory}")
+            cpu = f"take {median(one.cpu_ms_per_row):.2f} to {median(most.cpu_ms_per_row):.2f} ms of CPU time for a row"
+            parts.append(f"{engine}: {one.actors} to {most.actors} actors have {rates}, {cpu}, and {memory}")
             if one.weights_pss_bytes:
                 weights = [found.weights_pss_bytes for found in self.of(engine)]
                 parts.append(f"its packed weights take {min(weights) / 2**20:.1f} to {max(weights) / 2**20:.1f} MiB")

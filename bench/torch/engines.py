@@ -19,12 +19,19 @@ Call = Callable[..., Any]
 Prepare = Callable[[Any, str | None, Path], Call]
 """Takes the module, the name of a runtime that several processes share or None, and a folder for caches."""
 
-EAGER, INDUCTOR = "eager", "inductor"
+EAGER, INDUCTOR, FLOOR = "eager", "inductor", "traced"
 
 
 def _eager(module: Any, runtime: str | None, caches: Path) -> Call:
     del runtime, caches
     return module  # type: ignore[no-any-return]
+
+
+def _traced(module: Any, runtime: str | None, caches: Path) -> Call:
+    del runtime, caches
+    import torch
+
+    return torch.compile(module, backend="aot_eager")  # type: ignore[no-any-return]
 
 
 def _inductor(module: Any, runtime: str | None, caches: Path) -> Call:
@@ -96,6 +103,7 @@ ENGINES = {
         Engine(OURS, "aspen_mp", "aspen-mp", _aspen, 'torch.compile(module, backend="aspen_mp")'),
         Engine(EAGER, "torch", "torch", _eager, "the module itself"),
         Engine(INDUCTOR, "torch", "torch", _inductor, "torch.compile(module)"),
+        Engine(FLOOR, "torch", "torch", _traced, 'torch.compile(module, backend="aot_eager"): traced, then run by PyTorch'),
         Engine("inductor-frozen", "torch", "torch", _frozen, "torch.compile(module) with weights frozen"),
         Engine("inductor-tuned", "torch", "torch", _tuned, 'torch.compile(module, mode="max-autotune") with weights frozen'),
         Engine("openvino", "openvino", "openvino", _openvino, 'torch.compile(module, backend="openvino"), float32, latency hint'),

@@ -1,4 +1,4 @@
-"""Networks on each engine: first calls, rounds in which engines take turns, results beside float64, memory."""
+"""Networks on each engine: first calls, rounds in which engines take turns, results beside float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aspen_mp.bench.clients import pss, settle
 from aspen_mp.bench.peers.rounds import OURS, Schedule, take_turns
 from aspen_mp.bench.peers.seat import SeatError, Turn
 from aspen_mp.bench.torch.engines import ENGINES
@@ -106,30 +104,3 @@ def _judge(result: EngineResult, folder: Path) -> None:
 def _read(file: Path) -> list[Array]:
     with np.load(file) as archive:
         return [archive[name] for name in archive.files]
-
-
-# ---- memory
-
-
-def memory(network: Network, size: Size, engine: str, processes: Sequence[int], cores: list[int], say: Say) -> dict[int, int]:
-    """Return the bytes of all processes that take part, by the number of processes that hold the network. With aspen-mp all use one
-    runtime, whose processes count."""
-    found: dict[int, int] = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-torch-")))
-        runtime = None
-        if engine == OURS:
-            import aspen_mp
-
-            name = f"bench-torch-{os.getpid()}-{time.monotonic_ns() & 0xFFFFFF:x}"
-            runtime = stack.enter_context(aspen_mp.Runtime(name=name, workers=len(cores), cores=cores))
-        seats: list[TorchSeat] = []
-        for count in sorted(processes):
-            while len(seats) < count:
-                say(f"{network.name}: {engine}, process {len(seats) + 1}")
-                seats.append(TorchSeat.start(engine, network.name, size, folder, cores, runtime.name if runtime else None))
-                stack.callback(seats[-1].close)
-            if runtime is not None:
-                settle(runtime.pid, len(cores))
-            found[count], _ = pss([seat.process.pid for seat in seats] + ([runtime.pid] if runtime else []))
-    return found

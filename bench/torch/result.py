@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,9 @@ class EngineResult:
     process, with the caches that the first has left. `median`: milliseconds of a call, median over rounds; `min`: of the fastest call;
     `rounds_ms`: the median of each round. `ratio`: our time by this engine's, median of the rounds. `cosine`, `error`: beside float64, see
     `Verdict`; `eager_error`: of PyTorch's own result; `wrong`: what is wrong with the result, empty where it is right. `memory`: bytes of
-    all processes that take part, by the number of processes that hold the network.
+    all processes that take part, by the number of processes that hold the network. `floor`: of as many with a small network of the same
+    kind, which PyTorch has traced and runs itself: its libraries and Python objects. `calls_per_s`: of all processes together, one value
+    for each round.
     """
 
     engine: str
@@ -34,6 +37,21 @@ class EngineResult:
     eager_error: float = 0.0
     wrong: str = ""
     memory: dict[int, int] = field(default_factory=dict)
+    floor: dict[int, int] = field(default_factory=dict)
+    calls_per_s: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def together(self) -> str:
+        """What the most processes have in units of one process's: memory, memory above the floor, calls a second. Empty without them."""
+        if len(self.memory) < 2 or self.memory.keys() != self.floor.keys():
+            return ""
+        least, most = min(self.memory), max(self.memory)
+        above = {count: self.memory[count] - self.floor[count] for count in (least, most)}
+        calls = statistics.median(b / a for a, b in zip(self.calls_per_s[least], self.calls_per_s[most], strict=True))
+        memory = f"{self.memory[most] / self.memory[least]:.2f} of the memory"
+        if above[least] > 0:
+            memory += f", {above[most] / above[least]:.2f} of what lies above PyTorch's own"
+        return f"{most} processes have {memory}, and {calls:.3f} of the calls a second of {least}"
 
 
 @dataclass(slots=True)

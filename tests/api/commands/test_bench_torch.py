@@ -36,6 +36,8 @@ def test_networks_are_measured_and_judged(tmp_path: Path) -> None:
         assert eager["ratio"] > 0
         assert set(ours["memory"]) == {"1", "2"}
         assert ours["memory"]["2"] > ours["memory"]["1"] > 0
+        assert ours["floor"]["2"] > ours["floor"]["1"] > 0
+        assert all(min(ours["calls_per_s"][count]) > 0 for count in ("1", "2"))
 
 
 def test_the_list_has_every_family() -> None:

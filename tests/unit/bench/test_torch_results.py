@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ from aspen_mp.bench.render.published import Published
 from aspen_mp.bench.torch import picture
 from aspen_mp.bench.torch.judge import judge
 from aspen_mp.bench.torch.result import EngineResult, NetworkResult, TorchResult, geometric_mean
+from aspen_mp.bench.torch.several import unmapped
+from aspen_mp.shm.bindings._mapping import Memfd
 
 Array = Any
 
@@ -111,6 +115,25 @@ def test_means_are_of_what_is_right() -> None:
     assert "0.600 of eager's time over 2 networks, slower on 0" in found.verdict
     assert "2.000 of inductor's time over 1 networks, slower on 1" in found.verdict
     assert "wrong: own/c" in found.verdict
+
+
+def test_several_processes_are_compared_with_one() -> None:
+    alone = engine(OURS, 1.0, None, memory={1: 900})
+    assert alone.together == ""
+    several = engine(OURS, 1.0, None, memory={1: 900, 4: 1900}, floor={1: 400, 4: 1300}, calls_per_s={1: [2.0, 4.0], 4: [2.0, 3.0]})
+    assert several.together == (
+        "4 processes have 2.11 of the memory, 1.20 of what lies above PyTorch's own, and 0.875 of the calls a second of 1"
+    )
+
+
+def test_files_in_memory_that_nobody_has_mapped_count() -> None:
+    file = Memfd("test-unmapped")
+    before = unmapped([os.getpid()])
+    os.write(file.fd, bytes(4 << 20))
+    assert unmapped([os.getpid()]) == before + (4 << 20)
+    with mmap.mmap(file.fd, 4 << 20, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ):
+        assert unmapped([os.getpid()]) < before + (1 << 20)
+    file.close()
 
 
 def test_the_page_has_every_number() -> None:

@@ -67,6 +67,24 @@ def read(store: plan_cache.Cache, model: Path, kind: str) -> object:
     return data[64:-8]  # between what the file says of itself
 
 
+def test_a_digest_tells_contents_apart_in_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_writer, "PART", 1000)
+    monkeypatch.setattr(cache_writer, "PIECE", 300)
+    path = tmp_path / "file"
+
+    def digest(data: bytes) -> bytes:
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            file.seek(7)  # the position does not matter
+            return cache_writer.file_digest(file.fileno())
+
+    whole = bytes(place * place // 7 % 251 for place in range(3500))
+    others = [b"", whole[:1000], whole[:2000], whole[:-1], whole + b"\0", whole[1000:2000] + whole[:1000] + whole[2000:]]
+    others += [whole[:at] + b"\xff" + whole[at + 1 :] for at in (0, 299, 300, 999, 1000, 2999, 3000, len(whole) - 1)]
+    assert digest(whole) == digest(whole)
+    assert len({digest(whole), *map(digest, others)}) == 1 + len(others)
+
+
 def test_what_is_put_in_comes_out(store: plan_cache.Cache, model: Path) -> None:
     assert [read(store, model, kind) for kind in ("models", "plans", "weights")] == [None] * 3
     for _ in range(2):  # a second time changes nothing
