@@ -52,9 +52,20 @@ def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], relea
         _write(file.fd, piece)
     fcntl.fcntl(file.fd, fcntl.F_ADD_SEALS, _SEALS)
     model = runtime.load(file, **options)
+    if file.fd >= 0:  # kept, to load the model again if the runtime is lost
+        _share(model, file)
     if release:
         _release(model, {name: (tensor, places[name]) for name, tensor in tensors.items() if _views.get(id(tensor)) is not tensor})
     return model
+
+
+def _share(model: Model, file: Memfd) -> None:
+    """The descriptor leads to the runtime's file, which has the same contents, so that this process does not hold one of its own."""
+    fd = model.lend()
+    try:
+        os.dup2(fd, file.fd, inheritable=False)
+    finally:
+        os.close(fd)
 
 
 def _release(model: Model, tensors: Mapping[str, tuple[Any, int]]) -> None:
