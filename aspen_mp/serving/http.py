@@ -343,7 +343,8 @@ class Around:
             await failure(refused, scope["path"])(scope, receive, noted)
         finally:
             if self._log is not None:
-                length = dict(scope["headers"]).get(b"content-length", b"0")
+                headers = dict(scope["headers"])
+                length = headers.get(b"content-length", b"0")
                 self._log.write(
                     client=(scope.get("client") or ("",))[0],
                     method=scope["method"],
@@ -352,4 +353,5 @@ class Around:
                     received=int(length) if length.isdigit() else 0,
                     sent=sent,
                     seconds=time.perf_counter() - began,
+                    trace=headers.get(b"traceparent", b""),
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -74,3 +75,15 @@ def test_a_certificate_needs_its_key(models: Path) -> None:
         tools.Server(models, "--certificate", models.parent / "tokens", folder=models)
     with pytest.raises(AssertionError, match="no certificate in PEM"):
         tools.Server(models, "--certificate", models.parent / "tokens", "--key", models.parent / "tokens", folder=models)
+
+
+def test_the_access_log_names_the_trace(models: Path) -> None:
+    """Of W3C Trace Context, where it is well-formed."""
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    with tools.serving(models, models, "--access-log") as server, tools.client(server.address) as client:
+        client.ask("/v2", headers={"traceparent": f"00-{trace}-{span}-01"})
+        client.ask("/v2/health/live", headers={"traceparent": f"00-{'0' * 32}-{span}-01"})
+        server.wait_for("/v2/health/live")
+    first, second = (json.loads(line) for line in server.log if line.startswith("{"))
+    assert (first["trace"], first["span"]) == (trace, span)
+    assert "trace" not in second
