@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ from aspen_mp.shm.errors import RuntimeLost
 from aspen_mp.torch import watching, weights
 from aspen_mp.torch.builder import NUMPY_TYPES
 from aspen_mp.torch.importer import Imported, Input, import_graph
+from aspen_mp.torch.rows import Separable, separable
+from aspen_mp.torch.splitting import History, splitting
 
 if TYPE_CHECKING:
     from torch import fx
@@ -47,9 +50,10 @@ class Options:
 class _Variant:
     """The graph with certain constants, loaded. `watched`: their places among the arguments."""
 
-    def __init__(self, model: Model, imported: Imported, args: tuple[Any, ...]) -> None:
+    def __init__(self, model: Model, imported: Imported, args: tuple[Any, ...], rows: Separable | None, history: History) -> None:
         self.model = model
-        self.run = model.run
+        split = splitting(rows, imported, history)
+        self.run: Callable[[Any], Any] = model.run if split is None else partial(split.run, model.run)
         self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
         self.stamps = [_stamp(args[place]) for place in self.watched]
         self.references: list[Any] = []
@@ -73,6 +77,8 @@ class Compiled:
         self._constants = list(constants)
         self._options = options
         self._imported = imported if imported is not None else import_graph(graph, constants)
+        self._rows = separable(graph)
+        self._history = History()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
         self._changes: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -144,7 +150,7 @@ class Compiled:
         model = weights.load(
             runtime_of(options), imported, tensors, options.release, precision=options.precision, name=options.name or None
         )
-        return _Variant(model, imported, args)
+        return _Variant(model, imported, args, self._rows, self._history)
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
         """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
