@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from aspen_mp.planner.frontends.wire import varint
 from aspen_mp.shm.bindings._mapping import Memfd
+from aspen_mp.shm.errors import AspenError
 from aspen_mp.torch.builder import ONNX_TYPES
 
 if TYPE_CHECKING:
@@ -60,12 +62,14 @@ def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], relea
 
 
 def _share(model: Model, file: Memfd) -> None:
-    """The descriptor leads to the runtime's file, which has the same contents, so that this process does not hold one of its own."""
-    fd = model.lend()
-    try:
-        os.dup2(fd, file.fd, inheritable=False)
-    finally:
-        os.close(fd)
+    """The descriptor leads to the runtime's file, which has the same contents, so that this process does not hold one of its own. Where
+    that cannot be, it goes on holding it."""
+    with suppress(AspenError, OSError):
+        fd = model.lend()
+        try:
+            os.dup2(fd, file.fd, inheritable=False)
+        finally:
+            os.close(fd)
 
 
 def _release(model: Model, tensors: Mapping[str, tuple[Any, int]]) -> None:

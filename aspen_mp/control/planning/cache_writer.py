@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,13 +40,21 @@ if TYPE_CHECKING:
 def file_digest(fd: int) -> bytes:
     """Digest of a file's bytes and size: SHA-256 of the digests of its parts, which threads compute at the same time."""
     import hashlib
-    from concurrent.futures import ThreadPoolExecutor
 
     size = os.fstat(fd).st_size
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS, -(-size // PART) or 1)
-    with ThreadPoolExecutor(threads, "aspen-mp digest") as pool:
-        parts = pool.map(lambda start: _part_digest(fd, start), range(0, size, PART))
-        return hashlib.sha256(b"".join([f"aspen-mp file {size}\n".encode(), *parts])).digest()
+    parts = _part_digests(fd, range(0, size, PART))
+    return hashlib.sha256(b"".join([f"aspen-mp file {size}\n".encode(), *parts])).digest()
+
+
+def _part_digests(fd: int, starts: Sequence[int]) -> list[bytes]:
+    """Of the parts that begin there. Where no threads can be had, this one computes all."""
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS, len(starts))
+    if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with suppress(RuntimeError), ThreadPoolExecutor(threads, "aspen-mp digest") as pool:
+            return list(pool.map(partial(_part_digest, fd), starts))
+    return [_part_digest(fd, start) for start in starts]
 
 
 def _part_digest(fd: int, start: int) -> bytes:

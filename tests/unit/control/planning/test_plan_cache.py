@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,13 @@ def test_a_digest_tells_contents_apart_in_every_part(tmp_path: Path, monkeypatch
     others += [whole[:at] + b"\xff" + whole[at + 1 :] for at in (0, 299, 300, 999, 1000, 2999, 3000, len(whole) - 1)]
     assert digest(whole) == digest(whole)
     assert len({digest(whole), *map(digest, others)}) == 1 + len(others)
+    expected = digest(whole)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert digest(whole) == expected
 
 
 def test_what_is_put_in_comes_out(store: plan_cache.Cache, model: Path) -> None:
