@@ -11,7 +11,7 @@ from statistics import median
 from aspen_mp.bench.figures import stacks as figure
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.load import Spread
-from aspen_mp.bench.render import charts, coexecution, networks, torch
+from aspen_mp.bench.render import charts, coexecution, networks, services, torch
 from aspen_mp.bench.render.markdown import number, page, table
 from aspen_mp.bench.render.published import Published, of
 from aspen_mp.planner.job.options import ACCURACIES
@@ -211,6 +211,7 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         },
     ),
     "pytorch": ("PyTorch modules beside eager PyTorch and inductor", torch.INTRODUCTION, {"torch": torch.torch}),
+    "services": ("Servers and clusters", services.INTRODUCTION, {"serve": services.serve, "ray": services.ray}),
     "unlike-cores": (
         "Cores of unlike speed",
         "One core is slowed by a real load. The share of the sum compares both cores together with what each does alone.",
