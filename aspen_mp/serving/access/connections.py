@@ -173,7 +173,7 @@ class LimitedConnection(HttpToolsProtocol):
         known = min(len(cycle.body), len(target))
         if known:
             target[:known] = cycle.body[:known]
-            del cycle.body[:known]
+            cycle.body = cycle.body[known:]
             if not cycle.body:
                 cycle.message_event.clear()
         following = min(len(target) - known, self._left)
