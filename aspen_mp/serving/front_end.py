@@ -13,7 +13,7 @@ import itertools
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import uvicorn
@@ -142,17 +142,8 @@ class FrontEnd:
         service = Service(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log)
         listener = Listener(service, settings.grpc, settings.limits, secrets)
         await listener.start()
-
-        async def stop() -> None:
-            await self._finish.wait()
-            await listener.stop(settings.grace_s)
-
-        stopping = asyncio.create_task(stop())
-        try:
+        async with self._ended_by(lambda: listener.stop(settings.grace_s)):
             yield
-        finally:
-            self._finish.set()
-            await stopping
 
     @contextlib.asynccontextmanager
     async def _memory(self) -> AsyncIterator[None]:
@@ -166,10 +157,20 @@ class FrontEnd:
         listener.start()
 
         async def stop() -> None:
-            await self._finish.wait()
             listener.stop()
 
-        stopping = asyncio.create_task(stop())
+        async with self._ended_by(stop):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _ended_by(self, stop: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """`stop` is called once the supervisor says that it is enough, or when the block ends."""
+
+        async def stopped() -> None:
+            await self._finish.wait()
+            await stop()
+
+        stopping = asyncio.create_task(stopped())
         try:
             yield
         finally:
