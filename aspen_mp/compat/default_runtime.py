@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from aspen_mp.shm.errors import AspenError
 
 if TYPE_CHECKING:
     from aspen_mp import Runtime
@@ -32,6 +35,17 @@ def runtime(workers: int | None = None) -> Runtime:
                 atexit.register(close)
             _owner = os.getpid()
         return _runtime
+
+
+def start_early() -> None:
+    """Begins to start the shared runtime and does not wait. What goes wrong, `runtime` says to whoever asks next."""
+    if _runtime is None or _runtime.closed or _owner != os.getpid():
+        threading.Thread(target=_start, name="aspen-mp-start", daemon=True).start()
+
+
+def _start() -> None:
+    with suppress(AspenError, OSError):
+        runtime()
 
 
 def close() -> None:

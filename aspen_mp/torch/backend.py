@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import decompositions, partition
-from aspen_mp.torch.compiled import Compiled, Options
+from aspen_mp.torch.compiled import Compiled, Options, start_early
 from aspen_mp.torch.importer import import_graph
 
 log = logging.getLogger("aspen_mp.torch")
@@ -50,6 +50,7 @@ def compile_module(module: fx.GraphModule, example_inputs: Sequence[Any], option
     check_devices(example_inputs)
     if needs_gradients(example_inputs):
         return module.forward
+    start_early(options)
     return aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)
 
 

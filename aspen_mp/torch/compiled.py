@@ -170,6 +170,14 @@ def _stamp(tensor: Any) -> tuple[int, int, int]:
     return id(tensor), tensor.data_ptr(), tensor._version
 
 
+def start_early(options: Options) -> None:
+    """A graph will soon need its runtime: one of the process's own starts meanwhile, in processes beside this one."""
+    if options.runtime is None:
+        from aspen_mp.compat import default_runtime
+
+        default_runtime.start_early()
+
+
 def runtime_of(options: Options) -> Runtime:
     if options.runtime is None:
         from aspen_mp.compat import default_runtime

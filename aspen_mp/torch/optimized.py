@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from aspen_mp.torch import backend
-from aspen_mp.torch.compiled import Options
+from aspen_mp.torch.compiled import Options, start_early
 
 
 def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
@@ -64,6 +64,7 @@ class Forward:
     @property
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
+            start_early(self.options)  # Dynamo traces for a second or more
             self._compiled = torch.compile(original(self.module), backend=functools.partial(_backend, self.options), dynamic=self.dynamic)
         return self._compiled
 
