@@ -5,12 +5,13 @@ from __future__ import annotations
 from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.render.markdown import number, table
 from aspen_mp.bench.render.published import Published
+from aspen_mp.bench.torch.engines import AHEAD
 from aspen_mp.bench.torch.result import TorchResult, geometric_mean
 
 INTRODUCTION = (
     "PyTorch modules with random weights, called under `torch.no_grad()`. Eager is PyTorch itself, inductor is "
     "`torch.compile(module)`, and frozen means that inductor may fold and pack weights. The results of all engines are compared with the "
-    "same module in float64."
+    "same module in float64. `aspen-mp-ahead` is a module that `aspen_mp.torch.compile_ahead` has written to a file."
 )
 """What stands above the tables."""
 
@@ -18,7 +19,7 @@ INTRODUCTION = (
 def torch(item: Published) -> str:
     """Times of calls, then first calls, then memory where it was measured."""
     result: TorchResult = item.record.result
-    others = [engine for engine in result.engines if engine != OURS]
+    others = [engine for engine in result.engines if engine not in (OURS, AHEAD)]
     parts = [_means(result, others), _steady(result, others), _first(result)]
     if any(engine.memory for network in result.networks for engine in network.engines):
         parts.append(_memory(result))

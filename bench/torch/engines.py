@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 Prepare = Callable[[Any, str | None, Path], Call]
 """Takes the module, the name of a runtime that several processes share or None, and a folder for caches."""
 
-EAGER, INDUCTOR, FLOOR = "eager", "inductor", "traced"
+EAGER, INDUCTOR, FLOOR, AHEAD = "eager", "inductor", "traced", "aspen-mp-ahead"
 
 
 def _eager(module: Any, runtime: str | None, caches: Path) -> Call:
@@ -78,6 +78,25 @@ def _aspen(module: Any, runtime: str | None, caches: Path) -> Call:
     return torch.compile(module, backend="aspen_mp")  # type: ignore[no-any-return]
 
 
+def _ahead(module: Any, runtime: str | None, caches: Path) -> Call:
+    """The first process writes the file, in its first call. Processes after it load the file and never trace."""
+    import aspen_mp.torch
+
+    file = caches / "ahead.onnx"
+    loaded: Call | None = None
+
+    def run(*args: Any, **keywords: Any) -> Any:
+        nonlocal loaded
+        if loaded is None:
+            if not file.exists():
+                caches.mkdir(parents=True, exist_ok=True)
+                aspen_mp.torch.compile_ahead(module, keywords or args, file)
+            loaded = aspen_mp.torch.load_ahead(file, runtime=runtime)
+        return loaded(*args, **keywords)
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`module`: what must be importable; `package`: whose version is reported; `settings`: what differs from the defaults."""
@@ -106,6 +125,7 @@ ENGINES = {
         Engine(FLOOR, "torch", "torch", _traced, 'torch.compile(module, backend="aot_eager"): traced, then run by PyTorch'),
         Engine("inductor-frozen", "torch", "torch", _frozen, "torch.compile(module) with weights frozen"),
         Engine("inductor-tuned", "torch", "torch", _tuned, 'torch.compile(module, mode="max-autotune") with weights frozen'),
+        Engine(AHEAD, "aspen_mp", "aspen-mp", _ahead, "aspen_mp.torch.load_ahead of a file that compile_ahead wrote"),
         Engine("openvino", "openvino", "openvino", _openvino, 'torch.compile(module, backend="openvino"), float32, latency hint'),
     )
 }

@@ -90,7 +90,7 @@ def _result(seat: TorchSeat, cold: float, turns: Sequence[Turn]) -> EngineResult
 def _compare(results: Sequence[EngineResult], turns: Sequence[dict[str, Turn]]) -> None:
     """Fill in ratios where ours was measured too."""
     for result in results:
-        if result.engine != OURS and all(OURS in turn for turn in turns):
+        if ENGINES[result.engine].package != ENGINES[OURS].package and all(OURS in turn for turn in turns):
             pairs = [(turn[OURS].seconds, turn[result.engine].seconds) for turn in turns]
             result.ratio = statistics.median(statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from aspen_mp.bench.figures.picture import colour, pyplot, save
 from aspen_mp.bench.peers.rounds import OURS
-from aspen_mp.bench.torch.engines import EAGER
+from aspen_mp.bench.torch.engines import AHEAD, EAGER
 from aspen_mp.bench.torch.result import TorchResult
 
 
 def plot(result: TorchResult, file: Path) -> None:
     """Draw bars for each network: the time of a call in units of PyTorch's own, and of the first call in seconds."""
     networks = [network for network in result.networks if network.of(EAGER) is not None]
-    engines = [engine for engine in result.engines if engine != EAGER]
+    engines = [engine for engine in result.engines if engine not in (EAGER, AHEAD)]
     figure, (left, right) = pyplot().subplots(
         1, 2, sharey=True, figsize=(11, 1.2 + 0.16 * max(len(networks), 1) * (len(engines) + 1)), layout="constrained"
     )

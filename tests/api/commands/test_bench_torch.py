@@ -40,6 +40,20 @@ def test_networks_are_measured_and_judged(tmp_path: Path) -> None:
         assert all(min(ours["calls_per_s"][count]) > 0 for count in ("1", "2"))
 
 
+def test_a_file_written_ahead_is_loaded_by_the_second_process(tmp_path: Path) -> None:
+    file = tmp_path / "torch.json"
+    options = ["--size", "small", "--cores", min(os.sched_getaffinity(0)), "--rounds", 1, "--seconds", 0, "--runs", 1, "--keep-disturbed"]
+    done = cli("own/perceptron", "--engines", "aspen-mp,aspen-mp-ahead", *options, "-o", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (network,) = json.loads(file.read_text())["result"]["networks"]
+    _, ahead = network["engines"]
+    assert ahead["engine"] == "aspen-mp-ahead"
+    assert not ahead["wrong"]
+    assert ahead["error"] < 1e-4
+    assert ahead["ratio"] is None
+    assert "aspen-mp-ahead's time" not in done.stdout
+
+
 def test_the_list_has_every_family() -> None:
     done = cli("--list")
     assert done.returncode == 0
