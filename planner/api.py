@@ -13,6 +13,7 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.binding.bind import Binding
+from aspen_mp.planner.frontends.binding.folding import BucketFolding
 from aspen_mp.planner.frontends.networks import load
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node
@@ -143,11 +144,13 @@ def plan_bucket(
     graphs: dict[int, Graph] = {}
     bucketed: BucketedGraph | None = None
     sevens: list[bool] = []
+    folding = BucketFolding()
     for extent in bucket.extents():
         bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in bindings.items()}
-        stage = stages.derive(opened, [bound], options.capacities, derived, lookups=False)
+        stage = stages.derive(opened, [bound], options.capacities, derived, bucket=folding)
         if stage.kind != "static" or stage.more or stage.needs:
             raise NoBucket("shapes depend on values", elsewhere=False)
+        folding.longest = False
         stages_at[extent] = stage
         graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options, sevens=sevens)
         storage = assign_storage(graphs[extent])

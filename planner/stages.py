@@ -30,6 +30,7 @@ import onnx
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.binding.bind import Binder, Binding
 from aspen_mp.planner.frontends.binding.enclosed import Enclosed
+from aspen_mp.planner.frontends.binding.folding import BucketFolding
 from aspen_mp.planner.frontends.binding.items import Blocked, Item, item
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo, value_info
@@ -128,12 +129,12 @@ def derive(
     bindings: Sequence[Mapping[str, Binding]],
     capacities: Mapping[str, int] | None = None,
     derived: Derived | None = None,
-    lookups: bool = True,
+    bucket: BucketFolding | None = None,
 ) -> StageGraph:
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
-    derived again. `lookups`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
+    derived again. `bucket`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
     """
     derived = Derived() if derived is None else derived
     if model.spelt is not None and _of_strings(model, bindings[0]):
@@ -143,7 +144,7 @@ def derive(
     found = derived.find(key[:-1])
     if found is None:
         done, state = 1, derived.begin(model, capacities or {}, bindings[0])
-        state.binder.lookups = lookups
+        state.binder.bucket = bucket
         state.bind_inputs(bindings[0])
         stage = state.next()
     else:

@@ -79,7 +79,9 @@ def check(
     extents: Sequence[int],
     workers: int = 2,
     options: api.Options | None = None,
+    rtol: float = 0.0,
 ) -> None:
+    """`rtol`: how far results may be apart from those of a plan for that length alone. 0: they have the same bits."""
     opened = api.load(model.SerializeToString())
     dtypes = {v.name: v.dtype for v in opened.signature.inputs}
     longest, shorter = shapes(most), shapes(most - 1)
@@ -100,7 +102,8 @@ def check(
         want = Runs(alone, store).run(feeds, sizes, "fifo")
         got = bucketed.run(feeds, sizes, ORDERS[k % 3], extent)
         for info, y, w in zip(alone.outputs, got, want, strict=True):
-            assert np.array_equal(y, w, equal_nan=False), f"{model.graph.name}: {info.name!r} at {extent} of {least} … {most}"
+            same = np.allclose(y, w, rtol, rtol) if rtol else np.array_equal(y, w, equal_nan=False)
+            assert same, f"{model.graph.name}: {info.name!r} at {extent} of {least} … {most}"
 
 
 def tokens(batch: int = 1) -> Callable[[onnx.ModelProto], Shapes]:
@@ -363,3 +366,54 @@ def test_squares_of_the_length(batch: int, least: int, most: int) -> None:
     """A batch of matrices of all tokens with all: their distance grows with the square of the length."""
     shapes: Shapes = lambda extent: {"x": (batch, extent, 512), "m": (batch, extent)}  # noqa: E731
     check(wide_layer(mask=True), shapes, least, most, [most, least, least + 1, 47, most - 1])
+
+
+OF_PLACES = {
+    "causal": "GreaterOrEqual row column -> seen; Where seen scores hidden -> scores",
+    "window": "Sub column row -> apart; Abs apart -> far; Less far near -> seen; Where seen scores hidden -> scores",
+    "linear bias": "Sub column row -> apart; Cast apart -> apart_f; Mul apart_f slope -> bias; Add scores bias -> scores",
+    "learned bias": "Sub column row -> apart; Abs apart -> far; Min far near -> at; Gather table at -> bias; Add scores bias -> scores",
+    "biases in logarithms": "Sub column row -> apart; Abs apart -> far; Add far one -> off; Cast off -> off_f; Log off_f -> log; "
+    "Mul log eight -> class; Floor class -> class; Clip class zero_f limit -> class; Mul class slope -> bias; Add scores bias -> scores",
+}
+"""What decoders and encoders make of a length alone, for scores of all tokens with all: nodes as "operator inputs -> output"."""
+ANGLES = (
+    "Cast row -> at; MatMul at speeds -> angles; Cos angles -> cos; Sin angles -> sin; Mul x cos -> xc; Mul x sin -> xs; Add xc xs -> x"
+)
+LEARNED = "Gather places range -> place; Add x place -> x"
+
+
+def of_places(kinds: Sequence[str], width: int = 16) -> onnx.ModelProto:
+    """A layer of attention with these kinds of `OF_PLACES`, "angles" and "learned places"."""
+    rng = np.random.default_rng(len(kinds))
+    shapes = {"table": (40,), "speeds": (1, width), "places": (600, width)}
+    floats = {name: rng.standard_normal(shape) for name, shape in shapes.items()} | {"eight": 8.0, "slope": 0.125, "hidden": -1e9}
+    floats |= {"zero_f": 0.0, "limit": 31.0}
+    constants = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in floats.items()]
+    ints = {"zero": 0, "one": 1, "near": 31, "first": [0], "last": [1]}
+    constants += [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in ints.items()]
+    text = ["Shape x0 -> shape; Gather shape one -> n; Range zero n one -> range; Identity x0 -> x"]
+    text += ["Unsqueeze range last -> row; Unsqueeze range first -> column"]
+    text += [ANGLES] * ("angles" in kinds) + [LEARNED] * ("learned places" in kinds)
+    text += ["Transpose x -> xt; MatMul x xt -> scores", *(OF_PLACES[kind] for kind in kinds if kind in OF_PLACES)]
+    text += ["Softmax scores -> shares; MatMul shares x -> y"]
+    nodes, latest = [], dict[str, str]()
+    for k, line in enumerate("; ".join(text).split("; ")):
+        op, *names, _, output = line.split()
+        given = [latest.get(name, name) for name in names]
+        latest[output] = f"{output}_{k}"
+        options: dict[str, Any] = {"Cast": {"to": TensorProto.FLOAT}, "Transpose": {"perm": [0, 2, 1]}}.get(op, {})
+        nodes.append(helper.make_node(op, given, [latest[output]], **options))
+    info = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", "n", width])  # noqa: E731
+    graph = helper.make_graph(nodes, " and ".join(kinds), [info("x0")], [info(latest["y"])], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("least", "most"), [(2, 31), (32, 511)])
+def test_what_follows_from_places_is_folded_at_all_lengths_or_at_none(seed: int, least: int, most: int) -> None:
+    """Values of all tokens with all are small enough for a constant at most lengths of a bucket, and too large at the longest."""
+    drawn = np.random.default_rng(seed)
+    kinds = [str(kind) for kind in drawn.permutation([*OF_PLACES, "angles", "learned places"])[: drawn.integers(1, 4)]]
+    shapes: Shapes = lambda extent: {"x0": (2, extent, 16)}  # noqa: E731
+    check(of_places(kinds), shapes, least, most, [most, least, (least + most) // 2, least + 1], rtol=1e-5)

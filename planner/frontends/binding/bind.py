@@ -22,7 +22,7 @@ import numpy.typing as npt
 from onnx import FunctionProto, NodeProto, TensorProto
 
 from aspen_mp.planner.frontends import contrib, functions, legacy, scalars, tensors
-from aspen_mp.planner.frontends.binding.folding import folded
+from aspen_mp.planner.frontends.binding.folding import BucketFolding, folded
 from aspen_mp.planner.frontends.binding.inference import Inference, Typed, type_proto, unknown_values
 from aspen_mp.planner.frontends.binding.items import Blocked, Item, Types, item
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, name_of, schema
@@ -63,12 +63,12 @@ class Enclosed(Protocol):
 
 class Binder:
     """Walks a model's nodes as far as they can be known. `lowered(domain, op)` says which operators are to be kept although ONNX defines
-    them by functions; `lookups`, as of `folding.folded`, what becomes a constant."""
+    them by functions; `bucket`, as of `folding.folded`, what becomes a constant."""
 
     def __init__(self, model: OnnxModel, lowered: Callable[[str, str], bool]) -> None:
         self.model = model
         self.lowered = lowered
-        self.lookups = True
+        self.bucket: BucketFolding | None = None
         self.env: dict[str, Tensor] = {}
         self._count = 0
         self.constants: dict[str, TensorProto] = dict(model.initializers)
@@ -88,7 +88,7 @@ class Binder:
     def behind(self) -> Binder:
         """A copy with tensors of its own: what is no constant is an input to it."""
         copy = Binder.__new__(Binder)
-        copy.model, copy.lowered, copy.lookups, copy._count = self.model, self.lowered, self.lookups, self._count
+        copy.model, copy.lowered, copy.bucket, copy._count = self.model, self.lowered, self.bucket, self._count
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._of_branches, copy._used = set(self._of_branches), set(self._used)
         copy._inference = self._inference.behind(copy._used)
@@ -263,7 +263,7 @@ class Binder:
             and not left_to_workers(entry.proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and not self._placed(entry, types)
             and (typed.plain or types.keys().isdisjoint(self.outputs))
-            and (constants := folded(entry, inputs, types, self.lookups)) is not None
+            and (constants := folded(entry, inputs, types, self.bucket)) is not None
         ):
             self.env.update({tensor.name: tensor for tensor in constants})
             self._note_lengths(entry, types)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
@@ -29,9 +30,31 @@ _MOST_REPEATED = 4 << 20
 _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
 
-def folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool = True) -> list[Tensor] | None:
+@dataclass(slots=True)
+class BucketFolding:
+    """What stays a node at every extent of a shape bucket, although its inputs are constants: what does so at the longest, which is bound
+    first. Shorter values may be small enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
+
+    `longest`: whether that extent is being bound. `stay`: the first outputs of those nodes."""
+
+    longest: bool = True
+    stay: set[str] = field(default_factory=set)
+
+
+def folded(entry: Item, inputs: list[Tensor | None], types: Types, bucket: BucketFolding | None = None) -> list[Tensor] | None:
     """The outputs of a node with constant inputs as constants, computed at once or (large weights) on demand. None: it stays a node.
-    `lookups`: whether parts of weights are constants where input shapes say which parts; False: none, however small they are."""
+    `bucket`: of a graph for a shape bucket. No parts of weights are constants there where input shapes say which parts, however small."""
+    if bucket is None:
+        return _folded(entry, inputs, types, lookups=True)
+    if not bucket.longest and entry.gives[0] in bucket.stay:
+        return None
+    found = _folded(entry, inputs, types, lookups=False)
+    if found is None and bucket.longest:
+        bucket.stay.add(entry.gives[0])
+    return found
+
+
+def _folded(entry: Item, inputs: list[Tensor | None], types: Types, lookups: bool) -> list[Tensor] | None:
     present = [t for t in inputs if t is not None]
     of_model = all(t.weight_key is not None for t in present)
     large = max(prod(shape) * dtype.itemsize for dtype, shape in types.values()) if types else 0
