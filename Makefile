@@ -111,7 +111,7 @@ test-pytorch: setup
 
 # Nor of servers and clusters: most users embed the runtime. tritonclient and openai are what users have; schemathesis reads /openapi.json.
 test-services: setup
-	@$(call needs,serve grpc text ray) > $(VENV)/services.txt
+	@$(call needs,serve grpc text otel ray) > $(VENV)/services.txt
 	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis
 	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes
 	@$(BIN)/python -m pytest $(TEST_FLAGS) tests/docs -k "serve or ray"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop")
 NEEDED_FOR_GRPC = ("grpc", "google.protobuf")
+NEEDED_FOR_OTEL = ("opentelemetry.sdk",)
 
 
 class MetricNames(StrEnum):
@@ -65,6 +66,7 @@ def serve(
     watch: Annotated[bool, typer.Option("--watch", help="Follow changes of the repositories: new versions take over.")] = False,
     allow_repository: Annotated[bool, typer.Option("--allow-repository", help="Let clients load and unload models.")] = False,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line of JSON to standard error for each request.")] = False,
+    otel: Annotated[bool, typer.Option("--otel", help="Trace requests for OpenTelemetry, as OTEL_… in the environment say.")] = False,
     max_body: Annotated[int, typer.Option("--max-body", metavar="MIB", min=1, help="Largest body of a request.")] = 256,
     max_queued: Annotated[
         int, typer.Option("--max-queued", min=0, help="Requests of one process that may wait; more get status 429. 0: no limit.")
@@ -88,6 +90,8 @@ def serve(
     _need("serve", NEEDED)
     if grpc_port is not None:
         _need("grpc", NEEDED_FOR_GRPC)
+    if otel:
+        _need_exporters()
     if name is not None and workers is not None:
         raise typer.BadParameter("a runtime that runs has its workers. Leave it out, or --name", param_hint="--workers")
     from aspen_mp.cli import metrics as endpoint
@@ -110,6 +114,7 @@ def serve(
         triton_names=metrics_names is MetricNames.TRITON,
         named=allow_named_shm,
         tokens=[] if token_file is None else tokens.digests(token_file),
+        otel=otel,
         certificate=None if certificate is None else str(certificate.resolve()),
         key=None if key is None else str(key.resolve()),
     )
@@ -136,6 +141,14 @@ def _need(extra: str, packages: tuple[str, ...]) -> None:
     missing = [each for each in packages if not _is_there(each)]
     if missing:
         raise AspenError(f"serve needs the packages {', '.join(missing)}. Install them with: pip install 'aspen-mp[{extra}]'")
+
+
+def _need_exporters() -> None:
+    """AspenError unless traces can be exported as the environment says."""
+    _need("otel", NEEDED_FOR_OTEL)
+    from aspen_mp.serving import telemetry
+
+    telemetry.exporters()
 
 
 def _check_tls(certificate: Path | None, key: Path | None) -> None:

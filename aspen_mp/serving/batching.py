@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aspen_mp
+from aspen_mp.serving import stages
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.shm.errors import QueueFull, RequestError
@@ -27,6 +28,7 @@ class _Batch:
 
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
+    traces: list[stages.Trace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -68,6 +70,9 @@ class Batcher:
         future: asyncio.Future[Results] = loop.create_future()
         batch.calls.append((call, future))
         batch.rows += rows
+        if (trace := stages.CURRENT.get()) is not None:
+            trace.enter(stages.QUEUE)
+            batch.traces.append(trace)
         if batch.rows == self._options.max_batch:
             self._go(key)
         return await future
@@ -84,6 +89,8 @@ class Batcher:
         calls = [(call, future) for call, future in batch.calls if not future.done()]  # of some the client has gone
         if not calls:
             return
+        for trace in batch.traces:
+            trace.enter(stages.RUN, **stages.of_batch(batch.rows, len(batch.calls)))
         try:
             await self._run_joined(calls, priority, deadline_ms)
         except RequestError as error:

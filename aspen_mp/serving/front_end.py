@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -32,6 +33,9 @@ from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
 from aspen_mp.workers import process
+
+if TYPE_CHECKING:
+    from aspen_mp.serving.telemetry import Telemetry
 
 BACKLOG = 2048
 
@@ -53,6 +57,7 @@ class Settings(msgspec.Struct, kw_only=True):
         access_log: Whether there is one.
         triton_names: Whether metrics have Triton's names, too.
         tokens: Digests of bearer tokens; empty: everybody is answered.
+        otel: Whether requests are traced for OpenTelemetry.
         certificate: PEM file of TLS, with `key`; None: no TLS.
     """
 
@@ -69,6 +74,7 @@ class Settings(msgspec.Struct, kw_only=True):
     access_log: bool
     triton_names: bool
     tokens: list[str] = []
+    otel: bool = False
     certificate: str | None = None
     key: str | None = None
 
@@ -93,8 +99,18 @@ class FrontEnd:
         self._log = AccessLog(sys.stderr) if settings.access_log else None
         self._tokens = Tokens(settings.tokens)
         self._named = None if settings.named is None else NamedRoutes(NamedMemory(settings.named), self, settings.limits)
-        shelf, limits, names = self._shelf, settings.limits, settings.triton_names
-        app = application(shelf, limits, self._budget, self._tokens, self._supervised, self._named, self._log, triton_names=names)
+        self._telemetry = _telemetry() if settings.otel else None
+        app = application(
+            self._shelf,
+            settings.limits,
+            self._budget,
+            self._tokens,
+            self._supervised,
+            self._named,
+            self._log,
+            telemetry=self._telemetry,
+            triton_names=settings.triton_names,
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -126,6 +142,8 @@ class FrontEnd:
         finally:
             for task in (hearing, applying):
                 task.cancel()
+            if self._telemetry is not None:
+                await asyncio.to_thread(self._telemetry.close)
             self._channel.close()
 
     @contextlib.asynccontextmanager
@@ -139,7 +157,9 @@ class FrontEnd:
         from aspen_mp.serving.grpc.service import Service
 
         secrets = Secrets(certificate=settings.certificate, key=settings.key) if settings.certificate and settings.key else None
-        service = Service(self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log)
+        service = Service(
+            self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log, self._telemetry
+        )
         listener = Listener(service, settings.grpc, settings.limits, secrets)
         await listener.start()
         async with self._ended_by(lambda: listener.stop(settings.grace_s)):
@@ -225,6 +245,12 @@ class FrontEnd:
         done = await future
         if done.status != 200:
             raise Refused(done.status, done.reason)
+
+
+def _telemetry() -> Telemetry:
+    from aspen_mp.serving import telemetry
+
+    return telemetry.Telemetry(telemetry.provider())
 
 
 async def _main(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aspen_mp.serving import documents, triton_metrics
+from aspen_mp.serving import documents, stages, triton_metrics
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.connections import EXCHANGE, Exchange
 from aspen_mp.serving.access.tokens import Tokens
@@ -30,9 +30,14 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
 from aspen_mp.serving.text import openai
 
+if TYPE_CHECKING:
+    from aspen_mp.serving.telemetry import HttpTrace, Telemetry
+
 Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
 """Routes that need no token: probes have none."""
+UNTRACED: Final = {*OPEN, "/metrics"}
+"""Routes of probes, which would bury the others in traces."""
 REGIONS: Final = "regions"
 """The key of a request's `scope["state"]` with the regions of shared memory of its connection, if it has any."""
 _SHORT: Final = 64 << 10
@@ -65,6 +70,8 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(request)
         except Exception as error:
+            if (trace := stages.CURRENT.get()) is not None:
+                trace.failed(error)
             return failure(error, request.url.path)
 
     return guarded
@@ -105,6 +112,8 @@ class Infer:
         except Disconnected:
             return
         except Exception as error:
+            if (trace := stages.CURRENT.get()) is not None:
+                trace.failed(error)
             await failure(error, scope["path"])(scope, receive, send)
             return
         nbytes = sum(map(len, pieces))
@@ -122,10 +131,16 @@ class Infer:
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
         exchange: Exchange = scope["extensions"][EXCHANGE]
         shelved = shelf.find(where["model"], where.get("version"))
+        trace = stages.CURRENT.get()
+        if trace is not None:
+            trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
+            trace.enter(stages.READ)
         regions = scope["state"].get(REGIONS, self._regions)
         with shelved.lease(), Body(receive, sent, self._limits, self._budget, exchange.read_into) as body:
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
             results = await _unless_gone(shelved.run(call), exchange)
+            if trace is not None:
+                trace.enter(stages.ENCODE)
             return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
 
 
@@ -135,9 +150,14 @@ class Embed(Infer):
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
         self._shelf.refuse_if_absent()
         exchange: Exchange = scope["extensions"][EXCHANGE]
+        trace = stages.CURRENT.get()
+        if trace is not None:
+            trace.enter(stages.READ)
         with Body(receive, dict(scope["headers"]), self._limits, self._budget) as body:
             request = openai.decoded(await body.read_text(None))
             with self._shelf.find(request.model).lease() as shelved:
+                if trace is not None:
+                    trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
                 answer = await _unless_gone(openai.embeddings(shelved, request), exchange)
         return [*_JSON], [encoder.encode(answer)]
 
@@ -266,10 +286,11 @@ def application(
     named: NamedRoutes | None = None,
     log: AccessLog | None = None,
     *,
+    telemetry: Telemetry | None = None,
     triton_names: bool = False,
 ) -> ASGIApp:
     """The application of a front end. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may
-    not. `triton_names`: whether metrics have Triton's names, too."""
+    not. `telemetry`: who is told of requests. `triton_names`: whether metrics have Triton's names, too."""
     routes = Routes(shelf, supervised, named=named is not None, triton_names=triton_names)
     infer = Infer(shelf, limits, budget, named)
     found: list[Route] = []
@@ -307,23 +328,28 @@ def application(
     router = Starlette(routes=found, exception_handlers={HTTPException: _http_error})
     router.router.redirect_slashes = False
     app = InferFirst(infer, router)
-    return Around(app, shelf, tokens, log)
+    return Around(app, shelf, tokens, log, telemetry)
 
 
 class Around:
-    """What every answer gets: a token is asked for, connections end after it once the server stops, and a line in the access log."""
+    """What every answer gets: a token is asked for, connections end after it once the server stops, a line in the log, and a span."""
 
-    def __init__(self, app: ASGIApp, shelf: Shelf, tokens: Tokens, log: AccessLog | None) -> None:
+    def __init__(self, app: ASGIApp, shelf: Shelf, tokens: Tokens, log: AccessLog | None, telemetry: Telemetry | None) -> None:
         self._app = app
         self._shelf = shelf
         self._tokens = tokens
         self._log = log
+        self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         began = time.perf_counter()
         status = sent = 0
+        trace = None
+        if self._telemetry is not None and scope["path"] not in UNTRACED:
+            trace = self._telemetry.http(scope)
+            stages.CURRENT.set(trace)
 
         async def noted(message: Message) -> None:
             nonlocal status, sent
@@ -340,18 +366,28 @@ class Around:
                 self._tokens.check(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
             await self._app(scope, receive, noted)
         except Refused as refused:
+            if trace is not None:
+                trace.failed(refused)
             await failure(refused, scope["path"])(scope, receive, noted)
         finally:
-            if self._log is not None:
-                headers = dict(scope["headers"])
-                length = headers.get(b"content-length", b"0")
-                self._log.write(
-                    client=(scope.get("client") or ("",))[0],
-                    method=scope["method"],
-                    path=scope["path"],
-                    status=status,
-                    received=int(length) if length.isdigit() else 0,
-                    sent=sent,
-                    seconds=time.perf_counter() - began,
-                    trace=headers.get(b"traceparent", b""),
-                )
+            if trace is not None or self._log is not None:
+                self._tell(scope, status, sent, time.perf_counter() - began, trace)
+
+    def _tell(self, scope: Scope, status: int, sent: int, seconds: float, trace: HttpTrace | None) -> None:
+        """Ends the request's span, and writes its line in the log."""
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        received = int(length) if length.isdigit() else 0
+        if trace is not None:
+            trace.answered(scope, status, received, sent)
+        if self._log is not None:
+            self._log.write(
+                client=(scope.get("client") or ("",))[0],
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                received=received,
+                sent=sent,
+                seconds=seconds,
+                trace=headers.get(b"traceparent", b"") if trace is None else trace.parent,
+            )

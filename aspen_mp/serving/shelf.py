@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 import aspen_mp
+from aspen_mp.serving import stages
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
 from aspen_mp.serving.protocol import datatypes
@@ -94,7 +95,15 @@ class Shelved:
         deadline_ms = call.deadline_ms or config.deadline_ms
         if self._batcher is not None and self._batcher.takes(call):
             return await self._batcher.run(call, priority, deadline_ms)
+        if (trace := stages.CURRENT.get()) is not None:
+            trace.enter(stages.RUN, **stages.of_batch(_rows(call)))
         return await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+
+
+def _rows(call: Call) -> int:
+    """The first extent of a request's first input."""
+    first = next(iter(call.feeds.values()), None)
+    return first.shape[0] if first is not None and first.ndim else 1
 
 
 def _unload(model: aspen_mp.Model) -> None:

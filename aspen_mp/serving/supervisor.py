@@ -34,7 +34,8 @@ MOST_STILLBORN: Final = 8
 
 class Options(msgspec.Struct, kw_only=True):
     """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice; `triton_names`, `named`, `grpc`, `tokens`, `certificate`, `key`: as of `front_end.Settings`."""
+    accepting, for load balancers to notice; `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
+    `front_end.Settings`."""
 
     front_ends: int
     limits: Limits
@@ -47,6 +48,7 @@ class Options(msgspec.Struct, kw_only=True):
     named: str | None = None
     grpc: str | None = None
     tokens: list[str] = []
+    otel: bool = False
     certificate: str | None = None
     key: str | None = None
 
@@ -288,6 +290,7 @@ class Supervisor:
             triton_names=options.triton_names,
             grpc=options.grpc,
             tokens=options.tokens,
+            otel=options.otel,
             certificate=options.certificate,
             key=options.key,
         )

@@ -6,11 +6,11 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from aspen_mp.serving import documents
+from aspen_mp.serving import documents, stages
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.grpc import codec, schema
@@ -21,6 +21,9 @@ from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
+
+if TYPE_CHECKING:
+    from aspen_mp.serving.telemetry import Telemetry
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -55,6 +58,7 @@ class Service:
         supervised: Supervised | None,
         named: NamedRoutes | None,
         log: AccessLog | None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._shelf = shelf
         self._limits = limits
@@ -64,6 +68,7 @@ class Service:
         self._named = named
         self._regions = NONE if named is None else named.memory.regions
         self._log = log
+        self._telemetry = telemetry
 
     def handlers(self) -> Any:
         """All methods, for `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -92,11 +97,14 @@ class Service:
         return grpc.method_handlers_generic_handler(schema.SERVICE, found)
 
     def _guarded(self, name: str, handler: Handler) -> Handler:
-        """The method with its errors as statuses of gRPC, and with a line in the access log if there is one."""
+        """The method with its errors as statuses of gRPC, a line in the access log if there is one, and a span if there are traces."""
 
         async def guarded(request: Any, context: Any) -> Any:
             began = time.perf_counter()
-            status, response = "CANCELLED", None
+            status, response, trace = "CANCELLED", None, None
+            if self._telemetry is not None and name not in OPEN:
+                trace = self._telemetry.rpc(f"{schema.SERVICE}/{name}", context.invocation_metadata() or (), context.peer())
+                stages.CURRENT.set(trace)
             try:
                 if name not in OPEN:
                     self._tokens.check(_authorization(context))
@@ -106,18 +114,31 @@ class Service:
             except Exception as error:
                 code, details, trailing = failure(error)
                 status = code.name
+                if trace is not None:
+                    trace.failed(error)
                 await context.abort(code, details, trailing)
             finally:
+                if trace is not None:
+                    trace.answered(status)
                 if self._log is not None:
-                    self._write(name, status, request, response, context, time.perf_counter() - began)
+                    told = b"" if trace is None else trace.parent
+                    self._write(name, status, request, response, context, time.perf_counter() - began, told)
 
         return guarded
 
-    def _write(self, name: str, status: str, request: Any, response: Any, context: Any, seconds: float) -> None:
+    def _write(self, name: str, status: str, request: Any, response: Any, context: Any, seconds: float, trace: bytes) -> None:
         assert self._log is not None
         received, sent = (each.ByteSize() if hasattr(each, "ByteSize") else 0 for each in (request, response))
-        path = f"/{schema.SERVICE}/{name}"
-        self._log.write(client=context.peer(), method="POST", path=path, status=status, received=received, sent=sent, seconds=seconds)
+        self._log.write(
+            client=context.peer(),
+            method="POST",
+            path=f"/{schema.SERVICE}/{name}",
+            status=status,
+            received=received,
+            sent=sent,
+            seconds=seconds,
+            trace=trace,
+        )
 
     # ---- inference
 
@@ -129,8 +150,14 @@ class Service:
         self._budget.take(nbytes)
         try:
             with shelf.find(request.model_name, request.model_version or None).lease() as shelved:
+                trace = stages.CURRENT.get()
+                if trace is not None:
+                    trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
+                    trace.enter(stages.READ)
                 call = codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions)
                 results = await shelved.run(call)
+                if trace is not None:
+                    trace.enter(stages.ENCODE)
                 return codec.answer(call, shelved.served.name, str(shelved.served.version), results)
         finally:
             self._budget.give(nbytes)
@@ -160,8 +187,10 @@ class Service:
                 each.cancel()
 
     async def _streamed(self, request: Any, context: Any) -> Any:
+        """The answer to one request of a stream. In a trace, it is a part of the call."""
         try:
-            response = await self._infer(request, context)
+            with stages.part_of(stages.CURRENT.get(), stages.REQUEST):
+                response = await self._infer(request, context)
         except Exception as error:
             return schema.ModelStreamInferResponse(
                 error_message=statuses.told(error), infer_response=schema.ModelInferResponse(id=request.id, model_name=request.model_name)
