@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import simdjson
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
@@ -33,6 +34,8 @@ HEADER_LENGTH: Final = b"inference-header-content-length"
 CLASSES: Final = {0: None, 1: "high", 2: "normal"}
 """The protocol's numbers of priorities, 0 being the model's own; all others are "low"."""
 _ITEMS: Final[dict[str, Any]] = {"b": list[bool], "i": list[int], "u": list[int], "f": list[float], "V": list[float], "O": list[str]}
+_READ: Final = {"i": ("i", np.int64), "u": ("u", np.uint64), "f": ("d", np.float64), "V": ("d", np.float64)}
+"""What numbers in JSON are read as, by kind: simdjson's letter and numpy's type."""
 
 
 @dataclass(slots=True)
@@ -206,11 +209,14 @@ def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     where = f"input {tensor.name!r}"
     if not isinstance(tensor.data, msgspec.Raw):
         raise RequestError(f"{where} has neither data nor binary_data_size")
+    if (plain := _plain(tensor, dtype)) is not None:
+        return plain
     try:
-        items = msgspec.json.decode(tensor.data, type=_ITEMS[dtype.kind])
-    except msgspec.ValidationError:
-        items = _flat(msgspec.json.decode(tensor.data), _ITEMS[dtype.kind], where)
-    except (msgspec.DecodeError, RecursionError) as error:
+        try:
+            items = msgspec.json.decode(tensor.data, type=_ITEMS[dtype.kind])
+        except msgspec.ValidationError:
+            items = _flat(msgspec.json.decode(tensor.data), _ITEMS[dtype.kind], where)
+    except (msgspec.DecodeError, RecursionError) as error:  # a number beyond all floats, too
         raise RequestError(f"{where}: {error}") from None
     if len(items) != math.prod(tensor.shape):
         raise RequestError(f"{where}: shape {tensor.shape} has {math.prod(tensor.shape)} elements, and data has {len(items)}")
@@ -219,6 +225,36 @@ def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return np.array(items, dtype).reshape(tensor.shape)
     except (OverflowError, ValueError) as error:
         raise RequestError(f"{where}: {error}") from None
+
+
+def _plain(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """The array of a tensor, where its data are numbers, flat or nested as its shape is. No object is made for each. None says nothing."""
+    assert isinstance(tensor.data, msgspec.Raw)
+    text = bytes(tensor.data)
+    if dtype.kind not in _READ or not _is_even(text, tensor.shape):
+        return None
+    letter, read_as = _READ[dtype.kind]
+    try:
+        numbers = simdjson.Parser().parse(text)
+        array = np.frombuffer(numbers.as_buffer(of_type=letter), read_as)
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # no list, or not of such numbers alone: whoever reads next says so
+        return None
+    if not array.size or array.size != math.prod(tensor.shape):
+        return None
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max:
+        return None
+    with np.errstate(over="ignore"):
+        return array.astype(dtype).reshape(tensor.shape)
+
+
+def _is_even(text: bytes, shape: Sequence[int]) -> bool:
+    """Whether lists are flat, or nested as the shape is, and none has lists beside numbers."""
+    opening = text.count(b"[")
+    if opening == 1:
+        return True
+    text = text.translate(None, b" \t\n\r")
+    nested = sum(math.prod(shape[:k]) for k in range(len(shape)))
+    return opening == nested and text.count(b",[") == text.count(b"],[") == text.count(b"],")
 
 
 def _flat(data: Any, kind: Any, where: str) -> list[Any]:
