@@ -6,6 +6,7 @@ Only requests that differ in nothing but their number of rows are joined. A requ
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 import aspen_mp
 from aspen_mp.serving import stages
+from aspen_mp.serving.ledger import Field, Row
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.shm.errors import QueueFull, RequestError
@@ -28,19 +30,21 @@ class _Batch:
 
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
+    since: int = field(default_factory=time.monotonic_ns)
     traces: list[stages.Trace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
 class Batcher:
-    """Joins requests of a model. Everything happens on the event loop.
+    """Joins requests of a model, and counts them in `counts`. Everything happens on the event loop.
 
     A batch goes when it is full, or `max_delay_ms` after its first request. If a batch fails with RequestError, its requests are run one
     by one, so that one bad request does not fail the others.
     """
 
-    def __init__(self, model: aspen_mp.Model, options: Batching) -> None:
+    def __init__(self, model: aspen_mp.Model, options: Batching, counts: Row) -> None:
         self._model = model
+        self._counts = counts
         self._options = options
         self._waiting: dict[Hashable, _Batch] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -89,6 +93,7 @@ class Batcher:
         calls = [(call, future) for call, future in batch.calls if not future.done()]  # of some the client has gone
         if not calls:
             return
+        self._counts.add(Field.QUEUED_NS, time.monotonic_ns() - batch.since)
         for trace in batch.traces:
             trace.enter(stages.RUN, **stages.of_batch(batch.rows, len(batch.calls)))
         try:
@@ -109,7 +114,7 @@ class Batcher:
     async def _run_joined(self, calls: list[tuple[Call, asyncio.Future[Results]]], priority: str, deadline_ms: float | None) -> None:
         first = calls[0][0]
         feeds = {name: np.concatenate([call.feeds[name] for call, _ in calls]) for name in first.feeds}
-        results = await self._model.run_async(feeds, first.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        results = await self._run_once(feeds, first.outputs, priority, deadline_ms)
         at = 0
         for call, future in calls:
             end = at + next(iter(call.feeds.values())).shape[0]
@@ -121,10 +126,18 @@ class Batcher:
         if future.done():
             return
         try:
-            results = await self._model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+            results = await self._run_once(call.feeds, call.outputs, priority, deadline_ms)
         except BaseException as error:
             if not future.done():
                 future.set_exception(error)
         else:
             if not future.done():
                 future.set_result(results)
+
+    async def _run_once(
+        self, feeds: dict[str, npt.NDArray[Any]], outputs: list[str] | None, priority: str, deadline_ms: float | None
+    ) -> Results:
+        began = time.monotonic_ns()
+        results = await self._model.run_async(feeds, outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        self._counts.executed(next(iter(feeds.values())).shape[0], time.monotonic_ns() - began)
+        return results

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving.ledger import Field, Totals
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.shelf import Shelf, Shelved
@@ -75,35 +76,44 @@ def _type(info: ValueInfo) -> str:
     return f"TYPE_{'STRING' if name == 'BYTES' else name}"
 
 
-def statistics(shelved: Iterable[Shelved], status: Mapping[str, Any]) -> dict[str, Any]:
-    """`GET …/stats`, from the runtime's own counts: of all front ends, and of clients that do not come over HTTP."""
-    return {"model_stats": [_statistics(each, status) for each in shelved]}
+def statistics(shelf: Shelf, shelved: Iterable[Shelved], status: Mapping[str, Any]) -> dict[str, Any]:
+    """`GET …/stats`: counts of all front ends. `status`: the runtime's, which knows how long executions waited for workers."""
+    return {"model_stats": [_statistics(each, shelf.totals(each), status) for each in shelved]}
 
 
-def _statistics(shelved: Shelved, status: Mapping[str, Any]) -> dict[str, Any]:
-    counted = status["requests"].get(shelved.model.name, {})
-    scheduled: Mapping[str, Any] = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
-    done = counted.get("completed", 0)
-    failed = sum(value for key, value in counted.items() if isinstance(value, int) and key not in {"completed", "in_flight"})
-    seconds = counted.get("seconds", {}).get("sum_s", 0.0)
+def _statistics(shelved: Shelved, totals: Totals, status: Mapping[str, Any]) -> dict[str, Any]:
+    executions, queue_ns, run_ns = spent(shelved, totals, status)
+    nothing = {"count": 0, "ns": 0}
 
-    def duration(count: int, total_s: float) -> dict[str, int]:
-        return {"count": count, "ns": round(total_s * 1e9)}
+    def duration(count: int, ns: int) -> dict[str, int]:
+        return {"count": count, "ns": ns}
 
     return {
         "name": shelved.served.name,
         "version": str(shelved.served.version),
-        "inference_count": done,
-        "execution_count": scheduled.get("requests", 0),
+        "last_inference": totals[Field.LAST_MS],
+        "inference_count": totals[Field.ROWS],
+        "execution_count": totals[Field.EXECUTIONS],
         "inference_stats": {
-            "success": duration(done, seconds),
-            "fail": duration(failed, 0.0),
-            "queue": duration(scheduled.get("requests", 0), scheduled.get("queue_s", 0.0)),
-            "compute_input": duration(0, 0.0),
-            "compute_infer": duration(scheduled.get("requests", 0), scheduled.get("run_s", 0.0)),
-            "compute_output": duration(0, 0.0),
+            "success": duration(totals[Field.SUCCESS], totals[Field.SUCCESS_NS]),
+            "fail": duration(totals.failed, totals[Field.FAIL_NS]),
+            "queue": duration(executions, queue_ns),
+            "compute_input": duration(totals[Field.READ], totals[Field.READ_NS]),
+            "compute_infer": duration(executions, run_ns),
+            "compute_output": duration(totals[Field.WRITTEN], totals[Field.WRITTEN_NS]),
         },
+        "batch_stats": [
+            {"batch_size": size, "compute_input": nothing, "compute_infer": duration(count, ns), "compute_output": nothing}
+            for size, (count, ns) in sorted(totals.batches.items())
+        ],
     }
+
+
+def spent(shelved: Shelved, totals: Totals, status: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Executions that workers have ended, and nanoseconds that these waited and ran: also those of other clients of the runtime."""
+    scheduled: Mapping[str, Any] = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
+    waited = round(scheduled.get("queue_s", 0.0) * 1e9) + totals[Field.QUEUED_NS]
+    return scheduled.get("requests", 0), waited, round(scheduled.get("run_s", 0.0) * 1e9)
 
 
 def index(shelf: Shelf) -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from aspen_mp.serving.access.connections import LimitedConnection
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.http import application
+from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.memory.named import Named, NamedMemory
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, kw_only=True):
         runtime: The name of the runtime.
         parent: The supervisor's process id.
         channel: Descriptor of the socket between them.
+        ledger: Descriptor of the memory in which requests are counted.
+        part: The part of it that is this front end's.
         sockets: Descriptors of the sockets to accept from.
         memory: Descriptor of the socket at which clients share memory; None without it.
         named: What names of memory in /dev/shm begin with that clients may register; None: none.
@@ -64,6 +67,8 @@ class Settings(msgspec.Struct, kw_only=True):
     runtime: str
     parent: int
     channel: int
+    ledger: int
+    part: int
     sockets: list[int]
     memory: int | None
     named: str | None
@@ -85,7 +90,7 @@ class FrontEnd:
     def __init__(self, settings: Settings, runtime: aspen_mp.Runtime, channel: Channel) -> None:
         self._settings = settings
         self._channel = channel
-        self._shelf = Shelf(runtime)
+        self._shelf = Shelf(runtime, Ledger(settings.ledger, settings.part))
         self._asked: dict[int, asyncio.Future[Done]] = {}
         self._numbers = itertools.count(1)
         self._latest: Catalogue | None = None

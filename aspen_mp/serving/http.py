@@ -136,12 +136,20 @@ class Infer:
             trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
             trace.enter(stages.READ)
         regions = scope["state"].get(REGIONS, self._regions)
-        with shelved.lease(), Body(receive, sent, self._limits, self._budget, exchange.read_into) as body:
+        with (
+            shelved.lease(),
+            shelved.counts.begins() as counted,
+            Body(receive, sent, self._limits, self._budget, exchange.read_into) as body,
+        ):
             call = await inference.read(body, header_length, shelved.model.inputs, regions)
+            counted.has_read()
             results = await _unless_gone(shelved.run(call), exchange)
+            counted.has_run()
             if trace is not None:
                 trace.enter(stages.ENCODE)
-            return inference.answer(call, shelved.served.name, str(shelved.served.version), results)
+            answer = inference.answer(call, shelved.served.name, str(shelved.served.version), results)
+            counted.has_written()
+            return answer
 
 
 class Embed(Infer):
@@ -155,7 +163,7 @@ class Embed(Infer):
             trace.enter(stages.READ)
         with Body(receive, dict(scope["headers"]), self._limits, self._budget) as body:
             request = openai.decoded(await body.read_text(None))
-            with self._shelf.find(request.model).lease() as shelved:
+            with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:
                     trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
                 answer = await _unless_gone(openai.embeddings(shelved, request), exchange)
@@ -236,7 +244,7 @@ class Routes:
 
     async def stats(self, request: Request) -> Response:
         found = [self._find(request)] if "model" in request.path_params else self._shelf.all
-        return _json(documents.statistics(found, await asyncio.to_thread(self._shelf.runtime.status)))
+        return _json(documents.statistics(self._shelf, found, await asyncio.to_thread(self._shelf.runtime.status)))
 
     async def cards(self, request: Request) -> Response:
         return _json(openai.models(self._shelf))
@@ -263,7 +271,7 @@ class Routes:
         from aspen_mp.tools.metrics import text
 
         status = await asyncio.to_thread(self._shelf.runtime.status)
-        more = triton_metrics.text(self._shelf.all, status) if self._triton_names else ""
+        more = triton_metrics.text(self._shelf, status) if self._triton_names else ""
         return Response(text(status) + more, media_type="text/plain; version=0.0.4")
 
     def _find(self, request: Request) -> Any:

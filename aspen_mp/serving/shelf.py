@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import aspen_mp
 from aspen_mp.serving import stages
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
+from aspen_mp.serving.ledger import Ledger, Row, Totals
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
@@ -57,17 +59,18 @@ def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder 
 
 
 class Shelved:
-    """A version in service. Whoever uses it holds a `lease`; once it is retired, the last one unloads it."""
+    """A version in service. Whoever uses it holds a `lease`; once it is retired, the last one unloads it. `counts`: of its requests."""
 
-    def __init__(self, served: Served, model: aspen_mp.Model, embedder: Embedder | str) -> None:
+    def __init__(self, served: Served, model: aspen_mp.Model, embedder: Embedder | str, counts: Row) -> None:
         self.served = served
+        self.counts = counts
         self.model = model
         self.embedder = embedder
         """What makes embeddings with the model, or why nothing does."""
         self._leases = 0
         self._retired = False
         batching = served.config.batching
-        self._batcher = None if batching is None else Batcher(model, batching)
+        self._batcher = None if batching is None else Batcher(model, batching, counts)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Shelved]:
@@ -97,7 +100,10 @@ class Shelved:
             return await self._batcher.run(call, priority, deadline_ms)
         if (trace := stages.CURRENT.get()) is not None:
             trace.enter(stages.RUN, **stages.of_batch(_rows(call)))
-        return await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        began = time.monotonic_ns()
+        results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        self.counts.executed(_rows(call), time.monotonic_ns() - began)
+        return results
 
 
 def _rows(call: Call) -> int:
@@ -111,9 +117,9 @@ def _unload(model: aspen_mp.Model) -> None:
         model.unload()
 
 
-def _shelved(runtime: aspen_mp.Runtime, served: Served) -> Shelved:
+def _shelved(runtime: aspen_mp.Runtime, served: Served, counts: Row) -> Shelved:
     model = load(runtime, served.name, served.version, served.path, served.config)
-    return Shelved(served, model, find_embedder(model, served.path, served.config))
+    return Shelved(served, model, find_embedder(model, served.path, served.config), counts)
 
 
 class Supervised(Protocol):
@@ -131,8 +137,9 @@ class Shelf:
         closing: Whether the server stops: it is not ready any more, and connections end with their answers.
     """
 
-    def __init__(self, runtime: aspen_mp.Runtime) -> None:
+    def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger) -> None:
         self.runtime = runtime
+        self._ledger = ledger
         self.absent = "the server starts"
         self.closing = False
         self._catalogue = Catalogue(number=0, served=[], unserved=[])
@@ -167,8 +174,9 @@ class Shelf:
             if known is not None and known.served == served:
                 after[served.version] = known
                 continue
+            counts = self._ledger.row(name, served.version, in_batches=served.config.batching is not None)
             try:
-                after[served.version] = await asyncio.to_thread(_shelved, self.runtime, served)
+                after[served.version] = await asyncio.to_thread(_shelved, self.runtime, served, counts)
             except BaseException:
                 for version, shelved in after.items():
                     if before.get(version) is not shelved:
@@ -205,6 +213,10 @@ class Shelf:
     def versions(self, name: str) -> list[str]:
         """The versions of a model that are served, the oldest first."""
         return [str(version) for version in sorted(self._shelved.get(name, {}))]
+
+    def totals(self, shelved: Shelved) -> Totals:
+        """What all front ends have counted of a version."""
+        return self._ledger.totals(shelved.served.name, shelved.served.version)
 
     @property
     def all(self) -> list[Shelved]:

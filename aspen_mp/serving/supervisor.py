@@ -19,6 +19,7 @@ import aspen_mp
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.front_end import Settings
 from aspen_mp.serving.keeper import Keeper, unload
+from aspen_mp.serving.ledger import make as ledger_memory
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
 from aspen_mp.serving.repository.disk import folders
@@ -105,8 +106,10 @@ class Supervisor:
             if self._options.watch:
                 self._watch(stack)  # before the first look, so that nothing is missed
             await self._settle()
-            for _ in range(self._options.front_ends):
-                self._spawn(self._keep_front_end())
+            ledger = ledger_memory(self._options.front_ends)
+            stack.callback(os.close, ledger)
+            for part in range(self._options.front_ends):
+                self._spawn(self._keep_front_end(ledger, part))
             self._spawn(self._keep_runtime())
             try:
                 if await self._until_reached():
@@ -255,10 +258,10 @@ class Supervisor:
 
     # ---- front ends
 
-    async def _keep_front_end(self) -> None:
-        """A front end, and the next one when it dies."""
+    async def _keep_front_end(self, ledger: int, part: int) -> None:
+        """A front end, and the next one when it dies, which counts requests in the same part of the ledger."""
         while not self._stopping.is_set():
-            front_end = await self._start()
+            front_end = await self._start(ledger, part)
             hearing = asyncio.ensure_future(self._hear(front_end))
             status = await front_end.process.wait()
             hearing.cancel()
@@ -271,7 +274,7 @@ class Supervisor:
             if self._stillborn >= MOST_STILLBORN:
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
 
-    async def _start(self) -> _FrontEnd:
+    async def _start(self, ledger: int, part: int) -> _FrontEnd:
         ours, theirs = socket.socketpair()
         sockets = [sock.fileno() for sock in self._sockets]
         memory = None if self._memory is None else self._memory.fileno()
@@ -280,6 +283,8 @@ class Supervisor:
             runtime=self._runtime.name,
             parent=os.getpid(),
             channel=theirs.fileno(),
+            ledger=ledger,
+            part=part,
             sockets=sockets,
             memory=memory,
             named=options.named,
@@ -295,7 +300,7 @@ class Supervisor:
             key=options.key,
         )
         command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
-        inherited = [theirs.fileno(), *sockets, *([] if memory is None else [memory])]
+        inherited = [theirs.fileno(), ledger, *sockets, *([] if memory is None else [memory])]
         try:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0)
         except BaseException:

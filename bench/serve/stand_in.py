@@ -21,6 +21,7 @@ import msgspec
 
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.inference import Call
@@ -60,6 +61,7 @@ class Session:
         inputs = [ValueInfo(each.name, tuple(each.shape), dtype_by_name(words.get(kind, kind))) for each, kind in kinds]
         self.served = SimpleNamespace(name=MODEL, version=1)
         self.model = SimpleNamespace(inputs=inputs)
+        self.counts = Ledger().row(MODEL, 1, in_batches=False)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Session]:

@@ -62,7 +62,7 @@ class Server:
     def wait_for(self, text: str, times: int = 1) -> None:
         """Until the server has said this so often."""
         with self._changed:
-            there = self._changed.wait_for(lambda: sum(text in line for line in self.log) >= times, WATCHDOG_S)
+            there = self._changed.wait_for(lambda: sum(line.count(text) for line in self.log) >= times, WATCHDOG_S)
             assert there, (text, self.log)
 
     def front_ends(self) -> list[psutil.Process]:

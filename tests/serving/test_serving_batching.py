@@ -15,6 +15,7 @@ import small_models
 import aspen_mp
 from aspen_mp.errors import RequestError
 from aspen_mp.serving.batching import Batcher
+from aspen_mp.serving.ledger import Ledger, Row
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
 
@@ -23,6 +24,10 @@ from aspen_mp.serving.repository.disk import Batching
 def shared_runtime() -> Iterator[aspen_mp.Runtime]:
     with aspen_mp.Runtime(workers=1) as runtime:
         yield runtime
+
+
+def counts() -> Row:
+    return Ledger().row("mlp", 1, in_batches=True)
 
 
 def call(feeds: dict[str, np.ndarray], outputs: list[str] | None = None) -> Call:
@@ -38,7 +43,7 @@ def run(batcher: Batcher, calls: list[Call]) -> list[Any]:
 
 def test_results_are_those_of_single_requests(shared_runtime: aspen_mp.Runtime) -> None:
     model = shared_runtime.load(small_models.mlp("n"))
-    batcher = Batcher(model, Batching(max_batch=8, max_delay_ms=50))
+    batcher = Batcher(model, Batching(max_batch=8, max_delay_ms=50), counts())
     before = model.transfers.requests
     calls = [call(tools.mlp_feeds(rows=1 + k % 3, seed=k)) for k in range(12)]
     assert all(batcher.takes(each) for each in calls)
@@ -50,7 +55,7 @@ def test_results_are_those_of_single_requests(shared_runtime: aspen_mp.Runtime) 
 
 def test_other_outputs_are_other_batches(shared_runtime: aspen_mp.Runtime) -> None:
     model = shared_runtime.load(small_models.mlp("n"))
-    batcher = Batcher(model, Batching(max_batch=8, max_delay_ms=5))
+    batcher = Batcher(model, Batching(max_batch=8, max_delay_ms=5), counts())
     feeds = tools.mlp_feeds()
     alone, named = run(batcher, [call(feeds), call(feeds, ["y"])])
     np.testing.assert_array_equal(alone["y"], named["y"])
@@ -58,20 +63,20 @@ def test_other_outputs_are_other_batches(shared_runtime: aspen_mp.Runtime) -> No
 
 def test_what_is_not_joined(shared_runtime: aspen_mp.Runtime) -> None:
     batching = Batching(max_batch=4)
-    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), batching)
+    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), batching, counts())
     assert not batcher.takes(call(tools.mlp_feeds(rows=4)))
     assert not batcher.takes(call({}))
     urgent = call(tools.mlp_feeds())
     urgent.deadline_ms = 5
     assert not batcher.takes(urgent)
-    fixed = Batcher(shared_runtime.load(small_models.mlp(1)), batching)
+    fixed = Batcher(shared_runtime.load(small_models.mlp(1)), batching, counts())
     assert not fixed.takes(call(tools.mlp_feeds(rows=1)))
-    mixed = Batcher(shared_runtime.load(small_models.two_inputs()), batching)  # an input without rows
+    mixed = Batcher(shared_runtime.load(small_models.two_inputs()), batching, counts())  # an input without rows
     assert not mixed.takes(call({"a": np.ones((1, 3), np.float32), "b": np.ones(3, np.float32)}))
 
 
 def test_a_bad_request_fails_alone(shared_runtime: aspen_mp.Runtime) -> None:
-    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), Batching(max_batch=8, max_delay_ms=5))
+    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), Batching(max_batch=8, max_delay_ms=5), counts())
     bad = call({"x": np.ones((1, 17), np.float32)})
     good, wrong = run(batcher, [call(tools.mlp_feeds()), bad])
     assert isinstance(wrong, RequestError)
@@ -79,7 +84,7 @@ def test_a_bad_request_fails_alone(shared_runtime: aspen_mp.Runtime) -> None:
 
 
 def test_a_request_that_nobody_waits_for_any_more(shared_runtime: aspen_mp.Runtime) -> None:
-    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), Batching(max_batch=8, max_delay_ms=20))
+    batcher = Batcher(shared_runtime.load(small_models.mlp("n")), Batching(max_batch=8, max_delay_ms=20), counts())
 
     async def work() -> Any:
         gone = asyncio.ensure_future(batcher.run(call(tools.mlp_feeds(seed=1)), "normal", None))

@@ -12,6 +12,7 @@ import serving_tools as tools
 from aspen_mp.errors import ModelInvalidError
 from aspen_mp.serving import shelf
 from aspen_mp.serving.channel import Catalogue, Served
+from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.repository.disk import Config
 
 
@@ -41,7 +42,7 @@ def test_versions_before_one_that_fails_are_unloaded(monkeypatch: pytest.MonkeyP
         return Model(f"{name}/{version}")
 
     async def work() -> None:
-        found = shelf.Shelf(None)  # type: ignore[arg-type]
+        found = shelf.Shelf(None, Ledger())  # type: ignore[arg-type]
         assert await found.apply(catalogue(1, 1, 2)) == {}
         assert Model.loaded == {"m/1", "m/2"}
         assert await found.apply(catalogue(2, 2, 3, 4)) == {"m": "version 4 is no model"}

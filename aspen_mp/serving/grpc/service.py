@@ -149,16 +149,20 @@ class Service:
         nbytes = request.ByteSize() + codec.shared_bytes(request, self._limits.body)
         self._budget.take(nbytes)
         try:
-            with shelf.find(request.model_name, request.model_version or None).lease() as shelved:
+            with shelf.find(request.model_name, request.model_version or None).lease() as shelved, shelved.counts.begins() as counted:
                 trace = stages.CURRENT.get()
                 if trace is not None:
                     trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
                     trace.enter(stages.READ)
                 call = codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions)
+                counted.has_read()
                 results = await shelved.run(call)
+                counted.has_run()
                 if trace is not None:
                     trace.enter(stages.ENCODE)
-                return codec.answer(call, shelved.served.name, str(shelved.served.version), results)
+                response = codec.answer(call, shelved.served.name, str(shelved.served.version), results)
+                counted.has_written()
+                return response
         finally:
             self._budget.give(nbytes)
 
@@ -240,7 +244,9 @@ class Service:
 
     async def _statistics(self, request: Any, context: Any) -> Any:
         found = [self._shelf.find(request.name, request.version or None)] if request.name else self._shelf.all
-        return schema.ModelStatisticsResponse(**documents.statistics(found, await asyncio.to_thread(self._shelf.runtime.status)))
+        return schema.ModelStatisticsResponse(
+            **documents.statistics(self._shelf, found, await asyncio.to_thread(self._shelf.runtime.status))
+        )
 
     async def _memory_status(self, request: Any, context: Any) -> Any:
         return schema.SystemSharedMemoryStatusResponse(regions={each["name"]: each for each in self._memory().status(request.name)})

@@ -86,7 +86,18 @@ class InferenceStatistics(msgspec.Struct, kw_only=True):
     success: Duration
     fail: Duration
     queue: Duration
+    compute_input: Duration
     compute_infer: Duration
+    compute_output: Duration
+
+
+class BatchStatistics(msgspec.Struct, kw_only=True):
+    """Executions of so many rows."""
+
+    batch_size: Annotated[int, Meta(ge=1)]
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
 
 
 class ModelStatistics(msgspec.Struct, kw_only=True):
@@ -94,9 +105,11 @@ class ModelStatistics(msgspec.Struct, kw_only=True):
 
     name: str
     version: Version
+    last_inference: Count
     inference_count: Count
     execution_count: Count
     inference_stats: InferenceStatistics
+    batch_stats: list[BatchStatistics]
 
 
 class Statistics(msgspec.Struct, kw_only=True):
