@@ -93,12 +93,13 @@ class Row:
 
     def __init__(self, words: memoryview, *, in_batches: bool) -> None:
         self._words = words
+        self._numbers = words[_NAME_WORDS:_SIZES_AT]
         self._in_batches = in_batches
         self._sizes = {words[_SIZES_AT + 3 * k]: _SIZES_AT + 3 * k for k in range(MOST_SIZES) if words[_SIZES_AT + 3 * k]}
 
     def add(self, field: Field, n: int = 1) -> None:
         """Adds to a number."""
-        self._words[_NAME_WORDS + field] += n
+        self._numbers[field] += n
 
     def executed(self, rows: int, ns: int) -> None:
         """The runtime has given a result."""
@@ -121,9 +122,8 @@ class Row:
 
     def inherit(self) -> None:
         """What was pending when this part's front end died is lost."""
-        lost = self._words[_NAME_WORDS + Field.PENDING]
-        self.add(Field.OTHER, lost)
-        self._words[_NAME_WORDS + Field.PENDING] = 0
+        self.add(Field.OTHER, self._numbers[Field.PENDING])
+        self._numbers[Field.PENDING] = 0
 
 
 class Counted:
@@ -160,7 +160,7 @@ class Counted:
         if error is None:
             row.add(Field.SUCCESS)
             row.add(Field.SUCCESS_NS, ns)
-            row._words[_NAME_WORDS + Field.LAST_MS] = time.time_ns() // 1_000_000
+            row._numbers[Field.LAST_MS] = time.time_ns() // 1_000_000
         else:
             row.add(outcome(error))
             row.add(Field.FAIL_NS, ns)

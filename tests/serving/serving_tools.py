@@ -189,6 +189,15 @@ class Counts(list[int]):
     def __init__(self, n: int) -> None:
         super().__init__([0] * n)
         self.errors: list[BaseException] = []
+        self.changed = threading.Condition()
+
+    def wait(self, more: int) -> None:
+        """Until each thread has called so often again."""
+        goals = [count + more for count in self]
+        with self.changed:
+            reached = self.changed.wait_for(lambda: self.errors or all(map(int.__ge__, self, goals)), WATCHDOG_S)
+        self.check()
+        assert reached, (list(self), goals)
 
     def check(self) -> None:
         if self.errors:
@@ -205,9 +214,13 @@ def load(n: int, once: Callable[[int], None]) -> Iterator[Counts]:
         try:
             while not over.is_set():
                 once(k)
-                counts[k] += 1
+                with counts.changed:
+                    counts[k] += 1
+                    counts.changed.notify_all()
         except BaseException as error:
-            counts.errors.append(error)
+            with counts.changed:
+                counts.errors.append(error)
+                counts.changed.notify_all()
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(n)]
     for thread in threads:
