@@ -47,7 +47,8 @@ def test_a_function_of_spark(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "mlp.onnx")
     x = np.random.default_rng(0).standard_normal((ROWS, 16)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    own = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each), "SPARK_LOCAL_IP": "127.0.0.1"}
+    path = os.pathsep.join(each for each in sys.path if each)
+    own = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [sys.executable, "-P", "-c", PROGRAM]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import small_models
 
-for _extra in ("starlette", "uvicorn", "httptools", "uvloop", "simdjson"):
+for _extra in ("starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson"):
     pytest.importorskip(_extra, reason="serving is an extra: pip install 'aspen-mp[serve]'")
 
 WATCHDOG_S = 60.0

@@ -131,3 +131,46 @@ def test_an_image_is_plain(nested: bool) -> None:
     found = inference._plain(given, np.dtype(np.float32))
     assert found is not None
     assert np.array_equal(found, image)
+
+
+# ---- numbers that are answered
+
+
+def written(values: np.ndarray) -> list[Any]:
+    return json.loads(msgspec.json.encode(inference.listed_floats(values)))  # type: ignore[no-any-return]
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+@example([0.1, 1.0, -0.0, 3.4028234663852886e38, 1.401298464324817e-45, 1.1754943508222875e-38, 16777216.0, 9999999e3])
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_floats_are_answered_so_that_the_same_are_read(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    found = written(array)
+    finite = np.isfinite(array)
+    assert [each is not None for each in found] == finite.tolist()
+    read = np.array([0.0 if each is None else each for each in found], np.float64).astype(np.float32)
+    assert read[finite].tobytes() == array[finite].tobytes()
+    assert all(isinstance(each, float | None) for each in found)
+
+
+def test_every_exponent_is_answered_so_that_it_is_read() -> None:
+    """Both neighbours of each power of two, and drawn bits."""
+    powers = np.ldexp(np.float32(1), np.arange(-149, 128)).astype(np.float32)
+    drawn = np.random.default_rng(3).integers(0, 1 << 32, 20 * EXAMPLES, np.uint32).view(np.float32)
+    for array in (powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(np.inf)), drawn[np.isfinite(drawn)]):
+        assert np.array(written(array), np.float64).astype(np.float32).tobytes() == array.tobytes()
+
+
+def test_digits_are_few() -> None:
+    assert written(np.array([0.1, 3.14159, -2.5], np.float32)) == [0.1, 3.14159, -2.5]
+
+
+def test_a_list_of_nothing() -> None:
+    assert written(np.empty(0, np.float32)) == []
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+def test_small_floats_are_answered_as_what_they_are(dtype: Any) -> None:
+    values = np.random.default_rng(1).standard_normal((5, 7)).astype(dtype)[:, ::2]
+    text = msgspec.json.encode(inference._listed(values))
+    assert np.array_equal(np.array(json.loads(text)).astype(dtype).reshape(values.shape), values)

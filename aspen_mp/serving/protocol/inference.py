@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 import simdjson
 
 from aspen_mp.client.signature import ValueInfo
@@ -308,8 +309,16 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _listed(array: npt.NDArray[Any]) -> list[Any]:
-    """The elements of an array for JSON. What is infinite or no number becomes null there."""
+def _listed(array: npt.NDArray[Any]) -> Any:
+    """The elements of an array for JSON. What is infinite or no number becomes null there. Floats of 32 bits and less have only the digits
+    that tell them from their neighbours."""
     if array.dtype.hasobject:
         return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.ravel()]
-    return (array.astype(np.float32) if array.dtype.kind == "V" else array).ravel().tolist()
+    if array.dtype.kind in "fV" and array.dtype.itemsize <= 4:
+        return listed_floats(array.ravel())
+    return array.ravel().tolist()
+
+
+def listed_floats(array: npt.NDArray[Any]) -> Any:
+    """The numbers of a one-dimensional array, as float32, for JSON."""
+    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(array, np.float32), option=orjson.OPT_SERIALIZE_NUMPY))

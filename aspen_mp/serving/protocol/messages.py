@@ -79,7 +79,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     datatype: str
     shape: list[int]
     parameters: OutputParameters | None = None
-    data: list[Any] | UnsetType = UNSET
+    data: list[Any] | UnsetType = UNSET  # or these as JSON, which msgspec has no type for
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):

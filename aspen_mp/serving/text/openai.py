@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from aspen_mp.serving import stages
-from aspen_mp.serving.protocol.inference import class_of
+from aspen_mp.serving.protocol.inference import class_of, listed_floats
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.text.embedder import Vectors, normalized
@@ -182,10 +182,10 @@ def _cut(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
     return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 
-def _spelled(vector: Vectors, form: str | None) -> list[float] | str:
+def _spelled(vector: Vectors, form: str | None) -> Any:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return vector.tolist()  # type: ignore[no-any-return]
+    return listed_floats(vector)
 
 
 def models(shelf: Shelf) -> ModelList:
