@@ -49,7 +49,8 @@ def _message(feeds: Mapping[str, npt.NDArray[Any]]) -> bytes:
 
 def lacking(transports: tuple[str, ...]) -> list[str]:
     """The packages that servers and clients of these transports need, and that are not installed."""
-    needed = ["starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson", *(["grpc", "google.protobuf"] if "grpc" in transports else [])]
+    needed = ["starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson"]
+    needed += ["grpc", "google.protobuf"] if "grpc" in transports else []
     return [name for name in needed if not _is_there(name)]
 
 

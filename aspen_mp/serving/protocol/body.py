@@ -130,6 +130,10 @@ class Body:
         if there and (len(self._rest) >= n if exact else not self._more and len(self._rest) <= n):
             taken, self._rest = self._rest[:n], self._rest[n:]  # all in one piece: no copy
             return taken
+        if self._direct is not None and self.length is not None and not exact:
+            whole = bytearray(self.length)
+            await self._read_into([memoryview(whole)])
+            return whole
         found = bytearray()
         while self._rest or await self._next():
             taken = self._rest[: n - len(found)]

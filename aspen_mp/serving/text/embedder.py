@@ -215,7 +215,7 @@ def pooled(output: npt.NDArray[Any], lengths: Sequence[int], chosen: Recipe) -> 
     if chosen.pooling == "mean":
         sums = np.empty((len(lengths), rows.shape[2]), np.float32)
         for states, n, total in zip(rows, lengths, sums, strict=True):
-            np.add.reduce(states[:n], 0, np.float32, total)
+            np.add.reduce(states[:n], axis=0, dtype=np.float32, out=total)
         rows = sums / np.array(lengths, np.float32)[:, None]
     elif chosen.pooling == "cls":
         rows = rows[:, 0]
