@@ -355,9 +355,9 @@ class Around:
         began = time.perf_counter()
         status = sent = 0
         trace = None
-        if self._telemetry is not None and scope["path"] not in UNTRACED:
-            trace = self._telemetry.http(scope)
-            stages.CURRENT.set(trace)
+        if self._telemetry is not None:
+            trace = None if scope["path"] in UNTRACED else self._telemetry.http(scope)
+            stages.CURRENT.set(trace)  # also None: a pipelined request begins in the context of the one before
 
         async def noted(message: Message) -> None:
             nonlocal status, sent

@@ -103,7 +103,8 @@ class Service:
             began = time.perf_counter()
             status, response, trace = "CANCELLED", None, None
             if self._telemetry is not None and name not in OPEN:
-                trace = self._telemetry.rpc(f"{schema.SERVICE}/{name}", context.invocation_metadata() or (), context.peer())
+                metadata = context.invocation_metadata() or ()
+                trace = self._telemetry.rpc(f"{schema.SERVICE}/{name}", metadata, context.peer())
                 stages.CURRENT.set(trace)
             try:
                 if name not in OPEN:
