@@ -20,6 +20,7 @@ from aspen_mp.planner.ir.graph import Graph, Node
 from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Experiment, Vectors
 from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.lower import lower
+from aspen_mp.planner.lower.builder import Convolutions
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.ops.spec import OPAQUE
@@ -144,15 +145,23 @@ def plan_bucket(
     graphs: dict[int, Graph] = {}
     bucketed: BucketedGraph | None = None
     sevens: list[bool] = []
+    convolutions: Convolutions = []
     folding = BucketFolding()
-    for extent in bucket.extents():
+
+    def stage_at(extent: int) -> stages.StageGraph:
         bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in bindings.items()}
         stage = stages.derive(opened, [bound], options.capacities, derived, bucket=folding)
         if stage.kind != "static" or stage.more or stage.needs:
             raise NoBucket("shapes depend on values", elsewhere=False)
         folding.longest = False
-        stages_at[extent] = stage
-        graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options, sevens=sevens)
+        return stage
+
+    for extent in bucket.extents():
+        stage = stages_at[extent] = stage_at(extent)
+        names = [v.name for v in stage.outputs]
+        if extent == bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
+            lowered(stage_at(bucket.typical).graph, opened, names, options, convolutions=convolutions)
+        graphs[extent] = lowered(stage.graph, opened, names, options, sevens=sevens, convolutions=convolutions)
         storage = assign_storage(graphs[extent])
         bucketed = bucketed or BucketedGraph(bucket, storage)
         try:
@@ -191,15 +200,17 @@ def lowered(
     options: Options,
     report: Callable[[Node, str], None] | None = None,
     sevens: list[bool] | None = None,
+    convolutions: Convolutions | None = None,
 ) -> Graph:
     """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `sevens`: for a shape bucket, which products
-    Strassen's algorithm computes where it is longest; an empty list for that graph itself, which fills it."""
+    Strassen's algorithm computes where it is longest; an empty list for that graph itself, which fills it. `convolutions`: the same for
+    how convolutions are computed at a typical extent."""
     half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
         pipeline.onnx_level(graph, options.sums_bytes)
     budget = accuracy.budget_of(graph, options.accuracy)
-    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs, budget=budget)
+    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs, budget=budget, convolutions=convolutions)
     verify.check(kernels, "lowering", kernel_level=True)
     cleanup.own_outputs(kernels, names)
     cleanup.remove_dead(kernels)

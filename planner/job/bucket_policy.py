@@ -56,7 +56,7 @@ class BucketPolicy:
     moved_share: float = 0.5
     idle_share: float = 0.25
     shared_ns: float = 50e3
-    broad_bytes: int = 256 << 20
+    broad_bytes: int = 384 << 20
     more_bytes: int = 128 << 20
     told_every: int = 8
     tries_ahead: int = 3

@@ -22,7 +22,7 @@ from aspen_mp.planner.lower import (
     tensor_products,
     transposed,
 )
-from aspen_mp.planner.lower.builder import MAX_RANK, Builder, NoKernel
+from aspen_mp.planner.lower.builder import MAX_RANK, Builder, Convolutions, NoKernel
 from aspen_mp.planner.lower.classical import distances, ensembles, linear, lookups
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES
@@ -61,11 +61,12 @@ def lower(
     winograd: bool = True,
     pairs: bool = False,
     budget: accuracy.Budget = accuracy.UNLIMITED,
+    convolutions: Convolutions | None = None,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
     algorithm, where the `budget` of error allows it (`planner.accuracy`); `pairs`: where that is not faster than products
-    of pairs (`passes.pairs`)."""
-    builder = Builder(winograd, pairs, budget, model.layers)
+    of pairs (`passes.pairs`). `convolutions`: as of `Builder`."""
+    builder = Builder(winograd, pairs, budget, model.layers, convolutions)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):

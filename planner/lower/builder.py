@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.cost import accuracy
+from aspen_mp.planner.cost.algorithms import Phases
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.ops.packing import low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT, Act
@@ -34,9 +35,14 @@ class NoKernel(Exception):
     """No kernel serves this node (dtype, rank, options …): it runs as an opaque one. The text says why, for messages."""
 
 
+Convolutions = list[int | Phases]
+"""Of each convolution that could be computed by Winograd's algorithm how it is: the side of its blocks, 0 directly, or over phases."""
+
+
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add.
-    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were."""
+    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `convolutions`: where it is empty, what
+    is chosen is noted there; else that is what convolutions follow."""
 
     def __init__(
         self,
@@ -44,6 +50,7 @@ class Builder:
         pairs: bool = False,
         budget: accuracy.Budget = accuracy.UNLIMITED,
         layers: dict[str, accuracy.Layer] | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self.winograd = winograd
         self.pairs = pairs
@@ -56,6 +63,8 @@ class Builder:
         self._unnamed: dict[Tensor, accuracy.Layer] = {}
         self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
+        self._noted: Convolutions = [] if convolutions is None else convolutions
+        self._followed = iter(list(self._noted))
 
     def start(self, node: Node) -> None:
         self.name, self.onnx_op = node.name, node.onnx_op or node.op
@@ -330,6 +339,14 @@ class Builder:
         """[OC, C, KH, KW] or [OC, C, KD, KH, KW] → `winograd.packed_shape`, transformed and zero-padded."""
         shape = winograd.packed_shape(w.shape, block, strides)
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
+
+    def convolution(self, choose: Callable[[], int | Phases]) -> int | Phases:
+        """How the next convolution is computed: as `choose` says, unless it follows another graph's."""
+        found = next(self._followed, None)
+        if found is None:
+            found = choose()
+            self._noted.append(found)
+        return found
 
     def accurate(self, w: Tensor, strides: tuple[int, int], block: int) -> bool:
         """Whether a convolution with weights `w` may run in blocks of `block` by Winograd's algorithm: for the error that it adds."""

@@ -139,12 +139,11 @@ def convolve(
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
-    may = b.winograd and plain and w.is_const
-    block = block_for(x.shape, shape, kernel, step, b.pairs, partial(b.accurate, w, step)) if may else 0
-    if block:
-        return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)
-    phases = phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) if may else None
-    if phases:
+    how = b.convolution(partial(_fastest, b, x, w, shape, kernel, step, pads)) if b.winograd and plain and w.is_const else 0
+    if isinstance(how, int) and how:
+        return b.emit("WINO", [x, b.packed_winograd(w, how, step), bias], shape, F32, **attrs, act=NO_ACT, block=how)
+    if isinstance(how, Phases):
+        phases = how
         w = phases_of_weights(b, w, phases.before, phases.kernel)
         attrs |= {"kernel": phases.kernel, "strides": (1, 1), "pads": phases.pads}
         inputs = [phases_of_image(b, x), b.packed_winograd(w, phases.block, (1, 1)), bias]
@@ -152,6 +151,14 @@ def convolve(
     depthwise = _is_depthwise(x, w, groups)
     attrs |= {"exact": True} if exact else {}
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
+
+
+def _fastest(
+    b: Builder, x: Tensor, w: Tensor, shape: Shape, kernel: tuple[int, int], step: tuple[int, int], pads: Sequence[int]
+) -> int | Phases:
+    """How a convolution of images is computed."""
+    block = block_for(x.shape, shape, kernel, step, b.pairs, partial(b.accurate, w, step))
+    return block or phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) or 0
 
 
 def _accurate_phases(b: Builder, w: Tensor, phases: Phases) -> bool:
@@ -203,8 +210,9 @@ def _convolve_volume(
     plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const and not exact
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
-    block = block_for(images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step)) if b.winograd and plain else 0
-    if block:
+    choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step))
+    block = b.convolution(choose) if b.winograd and plain else 0
+    if isinstance(block, int) and block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
     depthwise = _is_depthwise(x, w, groups)
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs)

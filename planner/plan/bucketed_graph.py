@@ -14,6 +14,7 @@ counted from the end) become edges between all tiles of both nodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,11 @@ class ShapeBucket:
     def extents(self) -> list[int]:
         """Those that are looked at: neighbours, the other end, and the middle."""
         return list(dict.fromkeys([self.most, self.most - 1, self.least, (self.least + self.most) // 2]))
+
+    @property
+    def typical(self) -> int:
+        """The extent for which algorithms are chosen that have other constants: as many times the shortest as the longest is of it."""
+        return round(math.sqrt(self.least * self.most))
 
     def shape(self, name: str, shape: Sequence[int], extent: int, other: int) -> tuple[int, ...]:
         """Of an input at another extent, given the one that it has at `extent`."""

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
+from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.plan.bucketed_graph import NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.workers._dse import PlanRunner
@@ -138,6 +139,19 @@ def test_batches_of_text_and_of_images() -> None:
     (x,) = images.graph.input
     sides = tuple(d.dim_value for d in x.type.tensor_type.shape.dim[1:])
     check(images, lambda extent: {x.name: (extent, *sides)}, 2, 3, [2, 3])
+
+
+def test_convolutions_are_computed_alike_at_all_batches() -> None:
+    """Images so small that the weights' memory decides on Winograd's blocks: alone, batches would be computed with several."""
+    rng = np.random.default_rng(4)
+    weights = [numpy_helper.from_array(rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / 24, f"w{k}") for k in range(3)]
+    nodes = [helper.make_node("Conv", [f"x{k}", f"w{k}"], [f"x{k + 1}"], pads=[1] * 4, strides=[1 + k % 2] * 2) for k in range(3)]
+    info = lambda name, *dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)  # noqa: E731
+    graph = helper.make_graph(nodes, "small images", [info("x0", "n", 64, 8, 8)], [info("x3", "n", 64, 4, 4)], weights)
+    opset = [helper.make_opsetid("", 18)]
+    blocks = {algorithms.block_for((n, 64, 4, 4), (n, 64, 4, 4)) for n in (2, 8, 31)}
+    assert len(blocks) > 1
+    check(helper.make_model(graph, opset_imports=opset, ir_version=9), lambda n: {"x0": (n, 64, 8, 8)}, 2, 31, [31, 2, 8, 30], rtol=2e-5)
 
 
 def decoder(*, last: bool = False, heads: int = 2, size: int = 16) -> onnx.ModelProto:
