@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy.typing as npt
 
@@ -14,6 +14,9 @@ from aspen_mp.client.deadlines import deadlines
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import DeadlineMissed, RequestTimeout
+
+if TYPE_CHECKING:
+    from aspen_mp.client.loop_results import LoopResults
 
 NO_PREDICTION_NS: Final = 10**18
 """A prediction of so long is none."""
@@ -56,8 +59,10 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
     `result` returns {output name: array}. A request with a time limit fails with RequestTimeout when that is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: LoopResults | None = None) -> None:
+        """`loop`: takes the result, if it is not the resolver's to take."""
         super().__init__()
+        self.loop = loop
         self.stop: Callable[[], None] | None = None
         self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
         self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more

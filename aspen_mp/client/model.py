@@ -15,6 +15,7 @@ import numpy.typing as npt
 from aspen_mp.client import arguments, link
 from aspen_mp.client.future import RequestFuture, expired, too_late
 from aspen_mp.client.link import Link
+from aspen_mp.client.loop_results import LoopResults, arrival
 from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests.buffers import InputBuffers
 from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
@@ -30,6 +31,8 @@ from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import DeadlineMissed, QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aspen_mp.client.requests._fast_path import FastPath
     from aspen_mp.client.session import Session
 
@@ -336,10 +339,16 @@ class Model:
         return self._start(self._signature.named(feeds), self._signature.wanted(outputs), urgency, copy, limit)
 
     def _start(
-        self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, copy: bool = True, timeout: float | None = None
+        self,
+        feeds: Mapping[str, Any],
+        names: Sequence[str] | None,
+        urgency: Urgency,
+        copy: bool = True,
+        timeout: float | None = None,
+        loop: LoopResults | None = None,
     ) -> RequestFuture:
         arrays = self._check(feeds)
-        future = RequestFuture()
+        future = RequestFuture(loop)
         request = _Request(names, urgency, future, copy)
         future.began = self._begins(wait=False)
         future.ended, future.left = self._over, self._park
@@ -460,13 +469,20 @@ class Model:
         named, names = self._signature.named(feeds), self._signature.wanted(outputs)
         limit = None if timeout is None else arguments.seconds("timeout", timeout)
         urgency = _urgency(priority, deadline_ms, on_late)
-        return await asyncio.wrap_future(await self._start_soon(named, names, urgency, copy, limit))
+        loop = asyncio.get_running_loop()
+        return await arrival(await self._start_soon(named, names, urgency, copy, limit, loop), loop)
 
     async def _start_soon(
-        self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, copy: bool, timeout: float | None = None
+        self,
+        feeds: Mapping[str, Any],
+        names: Sequence[str] | None,
+        urgency: Urgency,
+        copy: bool,
+        timeout: float | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> RequestFuture:
         """`_start` for an event loop. Where there is no room for the request yet, a thread sees to it: to be given shared memory takes
-        milliseconds, and tenths of a second where it is much."""
+        milliseconds, and tenths of a second where it is much. `loop`: the running one, if the result is to come in its thread."""
         import asyncio
 
         arrays = self._check(feeds)
@@ -477,7 +493,8 @@ class Model:
                 arrays = _copied(arrays)  # the caller's other tasks may change them meanwhile
                 while not stage.has_room() and await asyncio.to_thread(stage.make_room):
                     pass  # another task may have been given it
-        return self._start(arrays, names, urgency, copy, timeout)
+        results = None if loop is None or own is None else own.session.results_on(loop)
+        return self._start(arrays, names, urgency, copy, timeout, results)
 
     # ---- inputs without copies
 
@@ -712,9 +729,15 @@ class Model:
         if self._requests.leaves():
             self._give_back()
 
-    def _give_back(self) -> None:
-        if self._own is not None:
-            _release(self._own.session, self._own, self._id)
+    def _give_back(self, loop: LoopResults | None = None) -> None:
+        """`loop`: may be what calls this, and does not wait for the planner process."""
+        own, number = self._own, self._id
+        if own is None:
+            return
+        if loop is None:
+            _release(own.session, own, number)
+        else:
+            own.session.aside(lambda: _release(own.session, own, number))
 
     def _begins(self, deadline: float | None = None, *, wait: bool = True) -> int:
         """A request is counted, and when that was is returned, as `_tally.now` says it.
@@ -761,7 +784,7 @@ class Model:
                 future.over = True
                 self._parked.discard(future)
         if last:
-            self._give_back()
+            self._give_back(None if future is None else future.loop)
         if self._link.stopping is not None:
             self._link.settled()
 

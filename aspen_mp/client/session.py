@@ -10,10 +10,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from aspen_mp.client.loop_results import LoopResults
 from aspen_mp.client.requests.memory import DataMemory
 from aspen_mp.client.requests.zero_copy import Loans
 from aspen_mp.control.wire import protocol
@@ -26,6 +28,8 @@ from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aspen_mp.client.requests.region import Region
 
 
@@ -42,11 +46,20 @@ OnDone = Callable[[_channel.Result | AspenError], None]
 class Waiting:
     """A request that is published, or waits for a slot: what to publish, and whom to tell."""
 
-    __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
+    __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "loop", "offset", "on_done", "plan", "priority", "ticket")
 
     def __init__(
-        self, plan: int, generation: int, data: int, offset: int, priority: _channel.Urgency, on_done: OnDone, extent: int = 0
+        self,
+        plan: int,
+        generation: int,
+        data: int,
+        offset: int,
+        priority: _channel.Urgency,
+        on_done: OnDone,
+        extent: int = 0,
+        loop: LoopResults | None = None,
     ) -> None:
+        """`loop`: calls `on_done` if the request ends well; otherwise, and if it is busy, the resolver does."""
         self.plan = plan
         self.generation = generation
         self.data = data
@@ -54,6 +67,7 @@ class Waiting:
         self.extent = extent
         self.priority = priority
         self.on_done = on_done
+        self.loop = loop
         self.ticket = -1
         self.cancelled = False
         self.handed_over = False
@@ -105,6 +119,12 @@ class Session:
         self.queue: deque[Waiting] = deque()
         """Submitted requests that wait for a slot."""
         self._resolver: threading.Thread | None = None
+        self._chores: list[Callable[[], None]] = []
+        """What follows from requests of an event loop and may take long, so that it is the resolver's."""
+        self._loop: weakref.ref[LoopResults] | None = None
+        self._loop_waits, self._others_wait = False, True  # as the channel was told
+        with suppress(OSError):  # then there is none when a loop asks for it, and the resolver does its work
+            self.channel.event()
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
 
@@ -358,18 +378,35 @@ class Session:
                 self.slot_is_free()
             return
         with self._lock:
-            self._published[ticket] = waiting
-            self._start_resolver()
-        self.channel.wake()
+            lost = self.error is not None
+            if not lost:
+                self._published[ticket] = waiting
+                self._start_resolver()
+                self._expect(self._loop_waits, True)
+                self.channel.wake()
+        if lost:  # the resolver has ended, or is about to
+            on_left()
 
     def submit(self, waiting: Waiting) -> None:
-        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread, also where this is
-        interrupted once `waiting.handed_over` is set."""
+        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver or from `waiting.loop`, also
+        where this is interrupted once `waiting.handed_over` is set."""
         with self._lock:
             if self.error is not None:
                 raise _loss(self.error, False)
             self._start_resolver()
+            if waiting.loop is not self._current_loop():  # of another session, or closed since
+                waiting.loop = None
+            of_loop = waiting.loop is not None
+            self._expect(self._loop_waits or of_loop, self._others_wait or not of_loop)
             self.channel.hand_over(waiting, self._published, self.queue)
+            if self.queue:  # what is queued the resolver publishes
+                self._expect(self._loop_waits, True)
+
+    def _expect(self, loop: bool, others: bool) -> None:
+        """With the lock held: whom the channel tells of completions."""
+        if (loop, others) != (self._loop_waits, self._others_wait):
+            self._loop_waits, self._others_wait = loop, others
+            self.channel.expect(loop, others)
 
     def _publish(self, waiting: Waiting) -> bool:
         """With the lock held, in the resolver's thread. False where all slots are taken."""
@@ -389,6 +426,78 @@ class Session:
                 self.channel.cancel(waiting.ticket)
         self.channel.wake()
 
+    # ---- event loops
+
+    def results_on(self, loop: asyncio.AbstractEventLoop) -> LoopResults | None:
+        """What takes results on a running loop; None where another loop does that, or this one watches no descriptors: then the resolver
+        takes them."""
+        known = self._current_loop()
+        return known if known is not None and known.loop is loop else self._watched_by(loop, known)
+
+    def _current_loop(self) -> LoopResults | None:
+        return None if self._loop is None else self._loop()
+
+    def _watched_by(self, loop: asyncio.AbstractEventLoop, known: LoopResults | None) -> LoopResults | None:
+        if known is not None and not known.loop.is_closed():
+            return None
+        with self._lock:
+            if self.error is not None:
+                return None
+            if known is not None:
+                self._take_from(known)
+            try:
+                made = LoopResults(self, loop)
+            except (OSError, NotImplementedError):
+                return None
+            self._loop = weakref.ref(made)
+        return made
+
+    def _take_from(self, loop: LoopResults) -> None:
+        """With the lock held: the resolver sees to what a loop has left behind."""
+        for waiting in (*self._published.values(), *self.queue):
+            if waiting.loop is loop:
+                waiting.loop = None
+        self._expect(False, True)
+        self.channel.wake()
+
+    def take(self, loop: LoopResults) -> None:
+        """Resolves what has ended of a loop's requests, in its thread."""
+        ended: list[tuple[Waiting, _channel.Result | AspenError]] = []
+        with self._lock:
+            if self.error is not None:
+                return  # all that is left is the resolver's
+            waits = False
+            for ticket, waiting in list(self._published.items()):
+                if waiting.loop is not loop:
+                    continue
+                result = self.channel.take(ticket)
+                if result is None:
+                    waits = True
+                    continue
+                del self._published[ticket]
+                if result is _channel.FINE:
+                    ended.append((waiting, result))
+                else:
+                    self._chores.append(partial(waiting.on_done, result))
+            self._expect(waits, self._others_wait or bool(self._chores))
+            if self._chores:
+                self.channel.wake()
+            if self.wanting or self.queue:
+                self.slot_is_free()
+        _tell(ended)
+
+    def aside(self, chore: Callable[[], None]) -> None:
+        """Has the resolver do something for an event loop; at once where the runtime is lost, and with it the resolver."""
+        with self._lock:
+            lost = self.error is not None
+            if not lost:
+                self._chores.append(chore)
+                self._start_resolver()
+                self._expect(self._loop_waits, True)
+                self.channel.wake()
+        if lost:
+            chore()
+
     # ---- the resolver
 
     def _start_resolver(self) -> None:
@@ -397,15 +506,18 @@ class Session:
             start_thread(resolver)
             self._resolver = resolver
 
-    def _step(self) -> bool:
-        """Resolves what is done and publishes what was queued. False when the thread should end."""
+    def _step(self, unheard: bool = False) -> bool:
+        """Resolves what is done and publishes what was queued. False when the thread should end. `unheard`: an event loop has not taken
+        what is its own."""
         ended: list[tuple[Waiting, _channel.Result | AspenError]] = []
         with self._lock:
+            chores, self._chores = self._chores, []
             for ticket, waiting in list(self._published.items()):
-                result = self.channel.result(ticket)
+                if waiting.loop is not None and not unheard:
+                    continue
+                result = self.channel.take(ticket)
                 if result is not None:
                     del self._published[ticket]
-                    self.channel.release(ticket)
                     if self.wanting:  # what is queued is published below
                         self.slot_is_free()
                     ended.append((waiting, result))
@@ -415,24 +527,32 @@ class Session:
                 ended += [(waiting, _loss(error, False)) for waiting in self.queue]
                 self._published.clear()
                 self.queue.clear()
-            while self.queue:
-                waiting = self.queue[0]
-                if waiting.cancelled:
-                    ended.append((waiting, _cancelled()))
-                else:
-                    try:
-                        if not self._publish(waiting):
-                            break
-                    except AspenError as refused:
-                        ended.append((waiting, refused))
-                self.queue.popleft()
-            done = self._closing and not self._published and not self.queue
-        for waiting, outcome in ended:
-            try:
-                waiting.on_done(outcome)
-            except Exception as error:  # nobody to hand it to, and the others' results must still be delivered
-                sys.excepthook(type(error), error, error.__traceback__)
+            ended += self._publish_queue()
+            published = self._published.values()
+            self._expect(any(waiting.loop for waiting in published), bool(self.queue) or not all(waiting.loop for waiting in published))
+            done = (self._closing or error is not None) and not self._published and not self.queue
+        for chore in chores:
+            _do(chore)
+        _tell(ended)
         return not done
+
+    def _publish_queue(self) -> list[tuple[Waiting, AspenError]]:
+        """With the lock held: publishes what is queued, as far as there are slots. What cannot be, with its error."""
+        ended: list[tuple[Waiting, AspenError]] = []
+        if self.queue:
+            self._expect(True, True)
+        while self.queue:
+            waiting = self.queue[0]
+            if waiting.cancelled:
+                ended.append((waiting, _cancelled()))
+            else:
+                try:
+                    if not self._publish(waiting):
+                        break
+                except AspenError as refused:
+                    ended.append((waiting, refused))
+            self.queue.popleft()
+        return ended
 
     # ---- the end
 
@@ -462,6 +582,10 @@ class Session:
         self.loans.close()
         self.held.clear()
         self._garbage.clear()
+        loop = self._current_loop()
+        if loop is not None:
+            loop.end()
+        self.channel.close_event()
         self.channel = cast("_channel.ClientChannel", _NoChannel())
         self.tally.close()
         for own in (self._own, self._doorbell, self._counts):
@@ -474,6 +598,11 @@ class Session:
         self._scarce = threading.Condition()
         self.wanting = 0
         self._resolver = None
+        loop, self._loop = self._current_loop(), None
+        if loop is not None:
+            loop.abandon()
+        self.channel.close_event()
+        self._chores = []
         self._published = {}
         self.queue = deque()
         self.held = {}
@@ -508,6 +637,12 @@ class _NoChannel:
 
     def wake(self) -> None: ...
 
+    def heard(self) -> None: ...
+
+    def expect(self, *_: object) -> None: ...
+
+    def close_event(self) -> None: ...
+
     def lost(self) -> None: ...
 
     def state(self, _: object) -> str:
@@ -530,10 +665,22 @@ def _cancelled() -> AspenError:
 
 def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel) -> None:
     """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected."""
+    seen, unheard = channel.completions(), False
     while True:
-        seen = channel.completions()
         session = reference()
-        if session is None or not session._step():
+        if session is None or not session._step(unheard):
             return
         del session
-        channel.wait_any(seen)
+        seen, unheard = channel.attend(seen)
+
+
+def _tell(ended: Iterable[tuple[Waiting, _channel.Result | AspenError]]) -> None:
+    for waiting, outcome in ended:
+        _do(partial(waiting.on_done, outcome))
+
+
+def _do(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:  # nobody to hand it to, and the others' results must still be delivered
+        sys.excepthook(type(error), error, error.__traceback__)

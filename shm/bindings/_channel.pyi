@@ -102,20 +102,31 @@ class ClientChannel:
         `queue`. Ctrl-C comes before all of that or after `handed_over` says that it is done."""
     def state(self, ticket: int) -> str:
         """ "submitted", "running", "done"; RequestError for a ticket that was released."""
-    def result(self, ticket: int) -> Result | None:
-        """The result, None while it is not done."""
+    def take(self, ticket: int) -> Result | None:
+        """The result, and the slot is given back; None while it is not done. FINE, without times, for a request without an error."""
     def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
         """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
     def finish(self, ticket: int, timeout: float | None = None) -> Result | None:
         """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
     def completions(self) -> int:
-        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
-    def wait_any(self, seen: int, timeout: float | None = None) -> int:
-        """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
+        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then attend(count)."""
+    def attend(self, seen: int) -> tuple[int, bool]:
+        """For a resolver thread: sleeps until the count differs from `seen` and others than the event loop wait (`expect`), a quarter of a
+        second at most. Where the loop waits, it is told of each completion; the GIL is not taken for that. Returns the count, and whether
+        the loop was told and has not looked for a twentieth of a second."""
+    def expect(self, loop: bool, others: bool) -> None:
+        """Says who waits for completions: an event loop that watches `event`, and others, for whom `attend` returns. To be called before
+        what they wait for is submitted."""
+    def event(self) -> int:
+        """The eventfd that tells an event loop of completions; it is the channel's. OSError where there are no more descriptors."""
+    def close_event(self) -> None:
+        """Closes the eventfd. No thread is in `attend` any more."""
+    def heard(self) -> None:
+        """The event loop takes note: a completion after this tells it again. To be called before it looks at tickets."""
     def lost(self) -> None:
-        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (wait_any)."""
+        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (attend)."""
     def wake(self) -> None:
-        """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
+        """Counts as a completion: whoever is in `attend` looks."""
     def cancel(self, ticket: int) -> None:
         """Asks for cancellation. The request still ends (CANCELLED, or as it would have): wait for it before reusing its memory."""
     def release(self, ticket: int) -> None:

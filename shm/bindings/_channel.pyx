@@ -4,8 +4,9 @@
 from collections import namedtuple
 from time import monotonic
 
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from libc.stdint cimport uint32_t, uint64_t
+from posix.unistd cimport close, read, write
 
 from aspen_mp.shm.bindings._control cimport Mapped
 from aspen_mp.shm.bindings._tally cimport Tally
@@ -29,6 +30,9 @@ cdef extern from "submit.h" nogil:
         uint64_t offset, span_ns
     uint64_t aspen_now_ns()
     uint32_t aspen_load_acquire(uint32_t *)
+    uint32_t aspen_load_seq(uint32_t *)
+    void aspen_store_seq(uint32_t *, uint32_t)
+    uint32_t aspen_swap_seq(uint32_t *, uint32_t)
     uint32_t aspen_add_seq(uint32_t *, uint32_t)
     int aspen_futex_wake(uint32_t *, uint32_t)
     uint32_t ASPEN_SLOT_STATE(uint32_t)
@@ -43,9 +47,15 @@ cdef extern from "submit.h" nogil:
     void aspen_release(aspen_client_segment *, uint32_t)
     void aspen_ring_as(aspen_client_segment *, aspen_doorbell *)
 
+cdef extern from "sys/eventfd.h" nogil:
+    int eventfd(unsigned int, int)
+    enum:
+        EFD_CLOEXEC, EFD_NONBLOCK
+
 cdef enum:
+    UNHEARD_NS = 50_000_000  # an event loop that does not look for so long after it was told is busy, or runs no more
     SHORT_NS = 10_000  # a request is watched, for twice the time that the last one took, where that was no longer
-_SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
+    SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
 Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
 Result.__module__ = __name__
 FINE = Result(0, -1, 0, "", 0, 0, 0)
@@ -91,9 +101,15 @@ cdef class ClientChannel:
     cdef bint _lost
     cdef Tally _tally
     cdef uint64_t _watch_ns
+    cdef int _event
+    cdef uint32_t _loop_waits, _others_wait, _told
+
+    def __cinit__(self):
+        self._event = -1
 
     def __init__(self, client, doorbell, Tally tally=None):
         self._tally = tally
+        self._others_wait = 1
         self._client_buf = Mapped(client, "client", sizeof(aspen_client_segment))
         self._bell_buf = Mapped(doorbell, "doorbell", sizeof(aspen_doorbell), False)  # other clients may have written anything there
         self.c = <aspen_client_segment *>self._client_buf.view.buf
@@ -185,15 +201,19 @@ cdef class ClientChannel:
         message = s.message[:n].decode("utf-8", "replace") if s.error else ""
         return Result(s.error, -1 if s.op == <uint32_t>ASPEN_NONE else s.op, s.needed, message, s.submitted_ns, s.started_ns, s.finished_ns)
 
+    def take(self, ticket):
+        cdef uint32_t word
+        cdef aspen_slot *slot = self._slot(ticket, &word)
+        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE:
+            return None
+        result = self._result(slot) if slot.error else FINE
+        self._give(ticket)
+        return result
+
     def state(self, ticket):
         cdef uint32_t word
         self._slot(ticket, &word)
         return {ASPEN_SLOT_RUNNING: "running", ASPEN_SLOT_DONE: "done"}.get(ASPEN_SLOT_STATE(word), "submitted")
-
-    def result(self, ticket):
-        cdef uint32_t word
-        cdef aspen_slot *slot = self._slot(ticket, &word)
-        return self._result(slot) if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE else None
 
     cdef aspen_slot *_sleep(self, ticket, timeout) except? NULL:
         """The ticket's slot when it is done; NULL after `timeout` seconds."""
@@ -253,29 +273,76 @@ cdef class ClientChannel:
 
     cdef uint64_t _slice(self, deadline) except? 0:
         if deadline is None:
-            return _SLICE_NS
+            return SLICE_NS
         left = int((deadline - monotonic()) * 1e9)
-        return 0 if left <= 0 else min(left, _SLICE_NS)
+        return 0 if left <= 0 else min(left, SLICE_NS)
 
     def completions(self):
         return aspen_load_acquire(&self.c.completions)
 
-    def wait_any(self, seen, timeout=None):
-        cdef uint32_t now, was = seen
-        cdef uint64_t ns
-        deadline = None if timeout is None else monotonic() + timeout
+    def event(self):
+        if self._event < 0:
+            self._event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            if self._event < 0:
+                PyErr_SetFromErrno(OSError)
+        return self._event
+
+    def close_event(self):
+        if self._event >= 0:
+            close(self._event)
+            self._event = -1
+
+    def __dealloc__(self):
+        if self._event >= 0:
+            close(self._event)
+
+    def expect(self, loop, others):
+        aspen_store_seq(&self._loop_waits, bool(loop) and self._event >= 0)
+        aspen_store_seq(&self._others_wait, bool(others))
+
+    def heard(self):
+        cdef uint64_t count
+        read(self._event, &count, sizeof(count))  # with the GIL: who closes it has it, too
+        aspen_store_seq(&self._told, 0)
+
+    cdef void _tell(self) noexcept nogil:
+        cdef uint64_t one = 1
+        if aspen_swap_seq(&self._told, 1) == 0:
+            write(self._event, &one, sizeof(one))
+
+    cdef bint _attend(self, uint32_t *seen) noexcept nogil:
+        """As `attend`, for `SLICE_NS` at most; whether the loop has not looked."""
+        cdef uint32_t now
+        cdef uint64_t at = aspen_now_ns()
+        cdef uint64_t told_at = at, until = at + SLICE_NS
         while True:
-            now = aspen_load_acquire(&self.c.completions)
-            if now != was or self.closed:
-                return now
-            ns = self._slice(deadline)
-            if ns == 0:
-                return now
-            with nogil:
-                aspen_wait_any(self.c, was, ns)
-            PyErr_CheckSignals()
-            if self._unclaimed():
-                self.ring()
+            now = aspen_load_seq(&self.c.completions)
+            if now != seen[0]:
+                seen[0] = now
+                if aspen_load_seq(&self._loop_waits):
+                    if not aspen_load_seq(&self._told):
+                        told_at = aspen_now_ns()
+                    self._tell()
+                if aspen_load_seq(&self._others_wait):
+                    return False
+            if self._lost or aspen_load_acquire(&self.c.closed):
+                return False
+            at = aspen_now_ns()
+            if aspen_load_seq(&self._told) and at - told_at >= UNHEARD_NS:
+                aspen_store_seq(&self._told, 0)
+                return True
+            if at >= until:
+                return False
+            aspen_wait_any(self.c, seen[0], UNHEARD_NS if aspen_load_seq(&self._told) else until - at)
+
+    def attend(self, seen):
+        cdef uint32_t now = seen
+        cdef bint unheard
+        with nogil:
+            unheard = self._attend(&now)
+        if now == <uint32_t>seen and self._unclaimed():
+            self.ring()
+        return now, unheard
 
     cdef bint _unclaimed(self):
         cdef uint32_t i

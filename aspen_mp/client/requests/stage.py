@@ -503,7 +503,7 @@ class Stage:
 
         waiting = None
         try:
-            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, urgency, done, self._extent)
+            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, urgency, done, self._extent, future.loop)
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:
