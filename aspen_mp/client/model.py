@@ -447,7 +447,7 @@ class Model:
         """Run the model once, for asyncio. Cancelling the task cancels the request.
 
         The event loop goes on while shapes are planned and shared memory is made. It copies the inputs itself, which takes milliseconds
-        for tens of MiB; `input_buffers` save that.
+        for tens of MiB; `input_buffers` save that. It copies outputs as well, unless they have 4 MiB or more and are lent.
 
         Args:
             feeds: As of `run`.

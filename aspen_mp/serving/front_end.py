@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import signal
 import socket
@@ -126,6 +127,7 @@ class FrontEnd:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=self._log is not None or self._telemetry is not None,  # nobody else reads the client's address
                 backlog=BACKLOG,
                 ssl_certfile=settings.certificate,
                 ssl_keyfile=settings.key,
@@ -274,6 +276,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
     import uvloop
 
+    gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
     uvloop.run(_main(settings))
 
 

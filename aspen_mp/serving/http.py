@@ -139,9 +139,10 @@ class Infer:
         with (
             shelved.lease(),
             shelved.counts.begins() as counted,
-            Body(receive, sent, self._limits, self._budget, exchange.read_into) as body,
+            shelved.rooms() as rooms,
+            Body(receive, sent, self._limits, self._budget, exchange) as body,
         ):
-            call = await inference.read(body, header_length, shelved.model.inputs, regions)
+            call = await inference.read(body, header_length, shelved.model.inputs, regions, rooms)
             counted.has_read()
             results = await _unless_gone(shelved.run(call), exchange)
             counted.has_run()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import aspen_mp
 from aspen_mp.serving import stages
 from aspen_mp.serving.batching import Batcher
+from aspen_mp.serving.buffers import Buffers, Rooms
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
 from aspen_mp.serving.ledger import Ledger, Row, Totals
 from aspen_mp.serving.protocol import datatypes
@@ -71,6 +72,7 @@ class Shelved:
         self._retired = False
         batching = served.config.batching
         self._batcher = None if batching is None else Batcher(model, batching, counts)
+        self._buffers = Buffers(model)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Shelved]:
@@ -82,6 +84,10 @@ class Shelved:
             self._leases -= 1
             self._unload_if_unused()
 
+    def rooms(self) -> Rooms:
+        """Where the inputs of a request are read into."""
+        return self._buffers.rooms()
+
     def retire(self) -> None:
         """It is served no more. Called on the event loop, as all of this."""
         self._retired = True
@@ -89,6 +95,7 @@ class Shelved:
 
     def _unload_if_unused(self) -> None:
         if self._retired and not self._leases:
+            self._buffers.close()
             asyncio.get_running_loop().run_in_executor(None, _unload, self.model)
 
     async def run(self, call: Call) -> Results:

@@ -92,8 +92,9 @@ async def _serve(settings: Settings) -> None:
 
         listener = Listener(Service(shelf, limits, budget, tokens, None, None, None), settings.grpc, limits, None)
         await listener.start()  # it answers for as long as somebody refers to it
+    app = application(shelf, limits, budget, tokens)
     config = uvicorn.Config(
-        application(shelf, limits, budget, tokens), http=LimitedConnection, ws="none", lifespan="off", interface="asgi3", log_level="error"
+        app, http=LimitedConnection, ws="none", lifespan="off", interface="asgi3", log_level="error", proxy_headers=False
     )
     print(flush=True)  # it serves from here on
     await uvicorn.Server(config).serve([socket.socket(fileno=fd) for fd in settings.sockets])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -78,10 +79,18 @@ class Exchange:
         self._connection = connection
         self._cycle = cycle
 
-    async def read_into(self, target: memoryview) -> int:
+    def at_hand(self, n: int) -> memoryview | None:
+        """The next `n` bytes of a body, if they have come already."""
+        body = self._cycle.body
+        if len(body) < n or self._cycle.disconnected:
+            return None
+        self._cycle.body = body[n:]
+        return memoryview(body)[:n]
+
+    async def read_into(self, target: memoryview, until: float | None = None) -> int:
         """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
-        body ends, -1 where the client has gone."""
-        return await self._connection.read_into(self._cycle, target)
+        body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop."""
+        return await self._connection.read_into(self._cycle, target, until)
 
     def watch(self, gone: Callable[[], None] | None) -> None:
         """`gone` is called if the client goes, from now on. None: it is not called any more. The body has been read."""
@@ -90,6 +99,11 @@ class Exchange:
             return
         self._connection.gone = gone
         self._connection.flow.resume_reading()  # otherwise nobody would notice
+
+
+def _is_late(filled: asyncio.Future[bool]) -> None:
+    if not filled.done():
+        filled.set_exception(TimeoutError())
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -111,12 +125,15 @@ class LimitedConnection(HttpToolsProtocol):
         self._left = 0  # bytes of a body of known length that have not come yet
         self._bypassed = False  # whether these pass by the parser
         self._sink: memoryview | None = None  # what they are read into
+        self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
         self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_protocol(_Reader(self))
+        if transport.get_extra_info("sslcontext") is None and (sock := transport.get_extra_info("socket")) is not None:
+            self._fd = sock.fileno()
         self._arm()  # also a connection on which nothing ever comes
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -141,26 +158,27 @@ class LimitedConnection(HttpToolsProtocol):
         if not self._bypassed:
             self.data_received(self._scratch[:nbytes])
             return
-        self._left -= nbytes
         if self._sink is not None:
             self._sink = self._sink[nbytes:]
         else:
             super().on_body(bytes(self._scratch[:nbytes]))
-        if not self._left:
-            self._body_ends()
-        elif not self._sink:
+        self._passed_by(nbytes, direct=self._sink is not None)
+        if self._left and not self._sink:
             self.flow.pause_reading()
         if self._sink is not None and not self._sink:
             self._fill_ends(there=True)
 
-    def _body_ends(self) -> None:
-        """The parser has not seen all of it: the next request gets another one."""
+    def _passed_by(self, nbytes: int, *, direct: bool) -> None:
+        """So many bytes of a body have come by the parser, straight to the application or not."""
+        self._left -= nbytes
+        if self._left:
+            return
         self._bypassed = self._in_message = False
-        if self._sink is not None:
+        if direct:
             self.cycle.more_body = False
         else:
             super().on_message_complete()
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = httptools.HttpRequestParser(self)  # the one before has not seen the end
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _fill_ends(self, *, there: bool) -> None:
@@ -168,7 +186,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._filled is not None and not self._filled.done():
             self._filled.set_result(there)
 
-    async def read_into(self, cycle: RequestResponseCycle, target: memoryview) -> int:
+    async def read_into(self, cycle: RequestResponseCycle, target: memoryview, until: float | None) -> int:
         """As of `Exchange`; `cycle` is the request's."""
         known = min(len(cycle.body), len(target))
         if known:
@@ -182,13 +200,31 @@ class LimitedConnection(HttpToolsProtocol):
         if not following:
             return known
         self._bypassed = True
-        self._sink = target[known : known + following]
-        self._filled = self.loop.create_future()
+        at = known + self._read_now(target[known : known + following])
+        if at == known + following:
+            return at
+        self._sink = target[at : known + following]
+        self._filled = filled = self.loop.create_future()
+        timer = None if until is None else self.loop.call_at(until, _is_late, filled)
         self.flow.resume_reading()
         try:
-            return known + following if await self._filled else -1
+            return known + following if await filled else -1
         finally:
             self._sink = self._filled = None
+            if timer is not None:
+                timer.cancel()
+
+    def _read_now(self, target: memoryview) -> int:
+        """Reads what has come already of the rest of a body. The transport holds nothing back: what it reads it gives at once."""
+        if self._fd < 0 or self.transport.is_closing():  # then another connection may have its number
+            return 0
+        try:
+            n = os.readv(self._fd, [target])
+        except OSError:  # mostly: there is nothing yet
+            return 0
+        if n:
+            self._passed_by(n, direct=True)
+        return n
 
     def on_body(self, body: bytes) -> None:
         self._left = max(0, self._left - len(body))

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol.statuses import Refused
 
 Receive = Callable[[], Awaitable[Any]]
-ReadInto = Callable[[memoryview], Awaitable[int]]
-"""As `access.connections.Exchange.read_into`."""
+
+
+class Direct(Protocol):
+    """As `access.connections.Exchange`."""
+
+    def at_hand(self, n: int) -> memoryview | None: ...
+
+    async def read_into(self, target: memoryview, until: float | None = None) -> int: ...
 
 
 class Disconnected(Exception):
@@ -57,7 +63,7 @@ class Body:
     """
 
     def __init__(
-        self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, budget: Budget, direct: ReadInto | None = None
+        self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, budget: Budget, direct: Direct | None = None
     ) -> None:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refused(415, "this server does not unpack bodies. Send the request without Content-Encoding")
@@ -71,6 +77,7 @@ class Body:
         self._rest: memoryview = memoryview(b"")
         self._more = True
         self._seen = 0
+        self._until = 0.0
 
     def __enter__(self) -> Body:
         if self.length:
@@ -115,13 +122,16 @@ class Body:
             async with asyncio.timeout(self._limits.body_s):
                 return await work
         except TimeoutError:
-            raise Refused(408, f"the body was not there within {self._limits.body_s:g} s") from None
+            raise self._late() from None
 
     async def read_text(self, n: int | None) -> bytearray | memoryview:
         """The JSON part: the next `n` bytes, or all that follow."""
-        most = self._limits.json
-        if (n or (self.length if n is None else 0) or 0) > most:
+        most, size = self._limits.json, self.length if n is None else n
+        if size and size > most:
             raise Refused(413, f"the JSON part has more than the {most} bytes that this server takes. Send tensors as binary data")
+        if size and self._direct is not None and not self._seen and (taken := self._direct.at_hand(size)) is not None:
+            self._note(size)
+            return taken
         return await self._timed(self._read_text(most if n is None else n, exact=n is not None))  # type: ignore[no-any-return]
 
     async def _read_text(self, n: int, *, exact: bool) -> bytearray | memoryview:
@@ -149,7 +159,10 @@ class Body:
 
     async def read_into(self, targets: Iterable[memoryview]) -> None:
         """Fills arrays, one after the other, with all that follows."""
-        await self._timed(self._read_into(targets))
+        if self._direct is None:
+            await self._timed(self._read_into(targets))
+        else:
+            await self._read_into(targets)
 
     async def _read_into(self, targets: Iterable[memoryview]) -> None:
         for target in targets:
@@ -167,11 +180,23 @@ class Body:
         if self._rest or await self._next():
             raise Refused(400, "bytes follow the last tensor. Check binary_data_size and Inference-Header-Content-Length")
 
-    async def _fill(self, direct: ReadInto, target: memoryview) -> int:
+    async def _fill(self, direct: Direct, target: memoryview) -> int:
         """Reads what follows where it belongs, without a copy. Returns how much that was: all of `target` unless the body ends before."""
-        n = await direct(target)
+        if not self._until:
+            self._until = asyncio.get_running_loop().time() + self._limits.body_s
+        try:
+            n = await direct.read_into(target, self._until)
+        except TimeoutError:
+            raise self._late() from None
         if n < 0:
             raise Disconnected
-        self._seen += n
-        self._more = self._seen < (self.length or 0)
+        self._note(n)
         return n
+
+    def _note(self, nbytes: int) -> None:
+        """So many bytes more of a body with a length have come."""
+        self._seen += nbytes
+        self._more = self._seen < (self.length or 0)
+
+    def _late(self) -> Refused:
+        return Refused(408, f"the body was not there within {self._limits.body_s:g} s")

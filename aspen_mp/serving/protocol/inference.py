@@ -14,6 +14,7 @@ import orjson
 import simdjson
 
 from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving.buffers import NOWHERE, Rooms
 from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.body import Body
@@ -64,13 +65,14 @@ class Call:
     regions: Regions = NONE
 
 
-async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE) -> Call:
+async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
     """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
-    Refused or RequestError if it is wrong."""
+    `rooms`: where inputs are read into. Refused or RequestError if it is wrong."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
     request = decoded(text)
+    rooms.open(request)
     known = {info.name: info for info in inputs}
     feeds: dict[str, npt.NDArray[Any]] = {}
     pieces: list[memoryview] = []
@@ -83,7 +85,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
         dtype = dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
         place = _place(tensor.parameters, f"input {tensor.name!r}")
         if place is not None:
-            feeds[tensor.name] = _shared(tensor, dtype, place, regions, body)
+            feeds[tensor.name] = _shared(tensor, dtype, place, regions, body, rooms)
             continue
         size = tensor.parameters.binary_data_size
         if size is None:
@@ -92,7 +94,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
         if header_length is None:
             raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
         total += size
-        feeds[tensor.name], piece = _room(tensor.name, tensor.shape, dtype, size, "binary_data_size")
+        feeds[tensor.name], piece = _room(tensor.name, tensor.shape, dtype, size, "binary_data_size", rooms)
         if dtype.hasobject:
             strings[tensor.name] = tensor, piece
         pieces.append(piece)
@@ -156,20 +158,22 @@ def _place(parameters: TensorParameters, where: str) -> Place | None:
     return place_of(parameters.shared_memory_region, parameters.shared_memory_offset, parameters.shared_memory_byte_size, where)
 
 
-def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions, body: Body) -> npt.NDArray[Any]:
+def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions, body: Body, rooms: Rooms) -> npt.NDArray[Any]:
     """A copy of a tensor that lies in shared memory. RequestError, Refused."""
     where = f"input {tensor.name!r}"
     if tensor.parameters.binary_data_size is not None or isinstance(tensor.data, msgspec.Raw):
         raise RequestError(f"{where} lies in shared memory, and has data or binary_data_size as well. Give one of them")
     body.hold(place.size)
-    return copied(tensor.name, tensor.shape, dtype, place, regions)
+    return copied(tensor.name, tensor.shape, dtype, place, regions, rooms)
 
 
-def copied(name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions) -> npt.NDArray[Any]:
+def copied(
+    name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions, rooms: Rooms = NOWHERE
+) -> npt.NDArray[Any]:
     """A copy of the tensor at a place, for input `name`. RequestError where it does not fit shape and dtype."""
     where = f"input {name!r}"
     regions[place]  # before there is room for it
-    array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size")
+    array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size", rooms)
     regions.read(place, piece, where)
     if dtype.hasobject:
         return datatypes.unpacked_strings(piece, math.prod(shape), where).reshape(shape)
@@ -188,7 +192,7 @@ def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
     return dtype
 
 
-def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any], size: int, said: str) -> tuple[npt.NDArray[Any], memoryview]:
+def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any], size: int, said: str, rooms: Rooms) -> tuple[npt.NDArray[Any], memoryview]:
     """An array for a tensor of `size` bytes, and those bytes. RequestError where their number, as `said`, is not that of the shape."""
     n = math.prod(shape)
     if dtype.hasobject:
@@ -198,10 +202,12 @@ def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any], size: int, said
     if n * dtype.itemsize != size:
         needs = f"shape {list(shape)} of {datatypes.name_of(dtype)} needs {n * dtype.itemsize} bytes"
         raise RequestError(f"input {name!r}: {needs}, {said} is {size}")
-    try:
-        array = np.empty(shape, dtype)
-    except ValueError as error:  # of no elements, and yet too large
-        raise RequestError(f"input {name!r}: shape {list(shape)}: {error}") from None
+    array = rooms.of(name, dtype)
+    if array is None:
+        try:
+            array = np.empty(shape, dtype)
+        except ValueError as error:  # of no elements, and yet too large
+            raise RequestError(f"input {name!r}: shape {list(shape)}: {error}") from None
     return array, array.reshape(-1).view(np.uint8).data
 
 
