@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import threading
@@ -40,16 +39,9 @@ def _aspen(model: Model, feeds: Mapping[str, Any]) -> Run:
 
 
 def _onnxruntime(path: str, cores: list[int], feeds: Mapping[str, Any]) -> Run:
-    """As a server has it that knows nothing of the others: a thread for each core."""
-    import onnxruntime
+    from aspen_mp.bench.own_session import own_session
 
-    os.sched_setaffinity(0, cores)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(cores)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    inputs = dict(feeds)
+    session, inputs = own_session(path, cores), dict(feeds)
     return lambda: session.run(None, inputs)
 
 

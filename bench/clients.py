@@ -10,9 +10,6 @@ The runtime keeps the plan that it has made when it loaded the network.
 from __future__ import annotations
 
 import importlib.util
-import pickle
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +18,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import psutil
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.bench import models
+from aspen_mp.bench import child, models
+from aspen_mp.bench.child import Child
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.shm.bindings import _control
@@ -238,37 +236,13 @@ def _begins_weights(pid: int, mapping: Any) -> bool:
 # ---- client processes
 
 
-class _Seat:
+class _Seat(Child):
     """A client process that does nothing until it is told to."""
 
-    _CODE = "import sys;sys.path[:]={path!r};from aspen_mp.bench.client import client;client()"
-
     def __init__(self, engine: str, what: Any, feeds: Mapping[str, Any]) -> None:
-        command = [sys.executable, "-P", "-c", self._CODE.format(path=sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-        self.pid = self._process.pid
+        super().__init__(child.command("aspen_mp.bench.client", function="client"))
         self.tell((engine, what, dict(feeds)))
         self.hear()
-
-    def tell(self, what: object) -> None:
-        stdin = cast("IO[bytes]", self._process.stdin)
-        pickle.dump(what, stdin)
-        stdin.flush()
-
-    def hear(self) -> Any:
-        try:
-            return pickle.load(cast("IO[bytes]", self._process.stdout))
-        except (EOFError, pickle.UnpicklingError):
-            raise RuntimeError(f"a client process ended with status {self._process.wait()}") from None
-
-    def __enter__(self) -> _Seat:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        cast("IO[bytes]", self._process.stdin).close()
-        cast("IO[bytes]", self._process.stdout).close()
 
 
 # ---- picture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from enum import StrEnum
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -13,12 +15,19 @@ from aspen_mp.bench.cli.benchmark import Run, benchmark
 from aspen_mp.cli import output
 
 
+class Objective(StrEnum):
+    """As of `Runtime.load`."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
 @benchmark()
 def serve(
     run: Run,
     network: options.Network = "mobilenet_v2",
     transports: Annotated[
-        str, typer.Option("--transports", metavar="A,B", help="Some of http, unix (tensors as bytes), json, grpc.")
+        str, typer.Option("--transports", metavar="A,B", help="Some of http, unix (tensors as bytes), memory (shared), json, grpc.")
     ] = "http,unix,json,grpc",
     clients: Annotated[str, typer.Option("--clients", metavar="1,16", help="Clients that each wait for their answer.")] = "1,4,16,64",
     rates: Annotated[
@@ -28,6 +37,10 @@ def serve(
     sessions: Annotated[
         str, typer.Option("--sessions", metavar="1,4", help="Numbers of processes with a session of onnxruntime each.")
     ] = "1,2",
+    objective: Annotated[Objective, typer.Option("--objective", help="What the runtime's plans are for.")] = Objective.LATENCY,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", exists=True, dir_okay=False, help="Of the server's runtime, a TOML file.")
+    ] = None,
     cores: options.Cpus = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 3.0,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
@@ -55,20 +68,22 @@ def serve(
     loads += [(max(closed), rate) for rate in (options.floats(rates, "--rates") if rates else [])]
     numbers = options.counts(sessions, "--sessions") if there else []
     with run.saying() as say:
-        found = measure.measure(case, cpus, ways, loads, http_workers, numbers, seconds, rounds, say)
+        found = measure.measure(case, cpus, ways, loads, http_workers, numbers, seconds, rounds, objective.value, profile, say)
     run.draw(picture.plot, found)
     rows = []
     for each in found.served:
         added, beside = found.added_ms(each), found.beside(each) if each.setting.engine == "aspen-mp" else None
+        of_map = found.of_map(each)
         rows.append(
             [
                 *(each.setting.transport, each.setting.load, each.setting.engine, f"{median(each.per_s):.1f}"),
                 *(f"{median(values):.2f}" for values in (each.p50_ms, each.p99_ms, each.p999_ms)),
                 *("" if added is None else f"{added:.2f}", "" if beside is None else f"{beside[0]:.2f}"),
-                *("" if beside is None else f"{beside[1]:.2f}", each.failed or ""),
+                *("" if beside is None else f"{beside[1]:.2f}", "" if of_map is None else f"{of_map:.3f}", each.failed or ""),
             ]
         )
     columns = ["transport", "load", "engine", "answers/s", "p50 ms", "p99 ms", "p99.9 ms", "added ms", "of best peer's", "of its p99"]
+    columns += ["of map's", "failed"]
     memory = ", ".join(f"{engine} {output.mebibytes(nbytes)}" for engine, nbytes in found.pss_bytes.items())
     failed = {f"{each.setting.engine}, {each.setting.transport}": each.why for each in found.served if each.failed}
-    run.end(found, [findings.Shown(found.case, [*columns, "failed"], rows, found.verdict, f"Memory of all processes: {memory}.", failed)])
+    run.end(found, [findings.Shown(found.case, columns, rows, found.verdict, f"Memory of all processes: {memory}.", failed)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from aspen_mp.bench.own_session import own_session
 from aspen_mp.ray import Predictor
 
 
@@ -32,14 +33,7 @@ class OnnxRuntime:
     """With a session of its own, and a thread for each core, as servers have it that know nothing of each other."""
 
     def __init__(self, model: str, cores: list[int]) -> None:
-        import onnxruntime
-
-        os.sched_setaffinity(0, cores)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = len(cores)
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._session = own_session(model, cores)
         self._names = [output.name for output in self._session.get_outputs()]
 
     def about(self) -> tuple[int, int]:

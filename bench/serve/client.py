@@ -6,16 +6,23 @@ and length. It imports nothing that it does not need.
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import pickle
 import random
 import selectors
 import socket
+import struct
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
+METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+REGION: Final = "memory"
+"""What clients call the memory that they share."""
 _RECEIVED: Final = 1 << 18
 _CONNECTED_S: Final = 20.0
 
@@ -31,6 +38,15 @@ class Job:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client sends. `shared`: what lies in memory that it shares with the server, of `shared_bytes`; empty: it shares none."""
+
+    sent: bytes
+    shared: bytes = b""
+    shared_bytes: int = 0
+
+
 @dataclass(slots=True)
 class Done:
     """What became of a `Job`: latencies in seconds, from the moment at which a request was to begin; errors; the moment of the last end."""
@@ -42,13 +58,14 @@ class Done:
 
 def main() -> None:
     """The whole life of the process. It is told its transport, an address and the request, then one `Job` after the other."""
-    transport, address, payload = pickle.load(sys.stdin.buffer)
+    transport, address, request = pickle.load(sys.stdin.buffer)
+    memory = _shared(request) if transport == "memory" else None
     while True:
         try:
             job: Job = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        done = _grpc(address, payload, job) if transport == "grpc" else Load(address, payload, job).run()
+        done = _grpc(address, request.sent, job) if transport == "grpc" else Load(address, request.sent, job, memory).run()
         pickle.dump(done, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
@@ -64,13 +81,23 @@ def arrivals(job: Job) -> deque[float]:
     return found
 
 
+def _shared(request: Request) -> int:
+    """A descriptor of sealed memory with the request's inputs."""
+    fd = os.memfd_create("aspen-mp-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, request.shared_bytes)
+    os.pwrite(fd, request.shared, 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
 # ---- HTTP
 
 
 class _Connection:
     """A connection, and what is on it: what is still to be sent, what has come of the answer, how many bytes of it are missing."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, memory: int | None) -> None:
+        """`memory`: a descriptor that the server gets first; None: it gets none."""
         if address.startswith("/"):
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.connect(address)
@@ -78,6 +105,8 @@ class _Connection:
             host, _, port = address.rpartition(":")
             self.socket = socket.create_connection((host, int(port)))
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if memory is not None:
+            _share(self.socket, memory)
         self.socket.setblocking(False)
         self.unsent = memoryview(b"")
         self.head = b""
@@ -113,14 +142,24 @@ class _Connection:
         return not self.missing
 
 
-class Load:
-    """A job over HTTP."""
+def _share(sock: socket.socket, memory: int) -> None:
+    """As `serving.memory.client`, whose module loads numpy."""
+    text = json.dumps({"regions": [REGION]}).encode()
+    socket.send_fds(sock, [struct.pack("<I", len(text)) + text], [memory])
+    (length,) = struct.unpack("<I", sock.recv(4, socket.MSG_WAITALL))
+    said = json.loads(sock.recv(length, socket.MSG_WAITALL))
+    if said.get("error"):
+        raise ConnectionError(said["error"])
 
-    def __init__(self, address: str, payload: bytes, job: Job) -> None:
+
+class Load:
+    """A job over HTTP. `memory`: a descriptor that each connection shares with the server."""
+
+    def __init__(self, address: str, payload: bytes, job: Job, memory: int | None = None) -> None:
         self._payload = memoryview(payload)
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._idle = [_Connection(address) for _ in range(job.connections)]
+        self._idle = [_Connection(address, memory) for _ in range(job.connections)]
         for each in self._idle:
             self._selector.register(each.socket, selectors.EVENT_READ, each)
         self._room = bytearray(_RECEIVED)
@@ -183,8 +222,6 @@ async def _calls(address: str, payload: bytes, job: Job) -> Done:
     import asyncio
 
     import grpc.aio
-
-    from aspen_mp.bench.serve.requests import METHOD
 
     done, coming = Done([], [], job.start), arrivals(job)
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import aspen_mp
 from aspen_mp.bench import clients, models
@@ -16,7 +18,7 @@ from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.serve import requests, servers
 from aspen_mp.bench.serve.client import Job
 from aspen_mp.bench.serve.result import Served, ServeResult, Setting, percentile
-from aspen_mp.bench.serve.servers import Caller, Server
+from aspen_mp.bench.serve.servers import Caller
 
 _START_S = 0.05
 
@@ -30,6 +32,8 @@ def measure(
     sessions: Sequence[int],
     seconds: float,
     rounds: int,
+    objective: Literal["latency", "throughput"],
+    profile: Path | None,
     say: Callable[[str], None],
 ) -> ServeResult:
     """A network behind `aspen-mp serve`, and behind the same code with onnxruntime.
@@ -43,6 +47,8 @@ def measure(
         sessions: For each number a server with so many processes, each with a session of onnxruntime. Empty: without onnxruntime.
         seconds: Length of each setting in each round.
         rounds: How often all settings are measured.
+        objective: What plans of the model are for, as of `Runtime.load`.
+        profile: Of the server's runtime; None: the default one.
         say: Told what is being done.
 
     Raises:
@@ -52,28 +58,36 @@ def measure(
     feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
     result = ServeResult(case.label, list(cores), front_ends, sum(array.nbytes for array in feeds.values()))
     with ExitStack() as stack:
-        file = servers.model_file(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-bench-"))))
-        file.write_bytes(graph.SerializeToString())
+        repository = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-bench-"))) / "models"
+        file = servers.write(repository, graph.SerializeToString(), objective)
         say("starting servers")
         grpc = "grpc" in transports
-        started = [stack.enter_context(servers.ours(file, cores, front_ends, grpc))]
-        started += [stack.enter_context(servers.stand_in(file, cores, count, grpc)) for count in sessions]
+        launched = None
+        if profile is not None:
+            launched = stack.enter_context(aspen_mp.Runtime(cores=list(cores), profile=str(profile), name=f"bench-serve-{os.getpid()}"))
+        started = [stack.enter_context(servers.ours(repository, cores, front_ends, grpc, None if launched is None else launched.name))]
+        started += [stack.enter_context(servers.stand_in(repository, file, cores, count, grpc)) for count in sessions]
         runtime = stack.enter_context(aspen_mp.connect(started[0].runtime))
-        model = runtime.load(file, name=f"{requests.MODEL}/1")
+        model = runtime.load(file, name=f"{requests.MODEL}/1", objective=objective)
+        results = model.run(dict(feeds))
         callers = {
-            (server.engine, transport): stack.enter_context(Caller(transport, server.at[transport], requests.request(transport, feeds)))
+            (server.engine, way): stack.enter_context(Caller(way, server.at[way], requests.request(way, feeds, results)))
+            for way in transports
             for server in started
-            for transport in transports
+            if way in server.at
         }
-        settings = [Setting(server.engine, transport, *load) for transport in transports for load in loads for server in started]
+        settings = [Setting(server, way, *load) for way in transports for load in loads for server, own in callers if own == way]
         result.served = [Served(setting) for setting in settings]
         for (engine, transport), caller in callers.items():
             say(f"first requests: {engine}, {transport}")
             _turn(Served(Setting(engine, transport, 4)), caller, 0.2)
         clients.settle(runtime.pid, len(cores))
-        result.pss_bytes = {server.engine: _memory(server) for server in started}
+        result.pss_bytes = {server.engine: clients.pss([server.pid])[0] for server in started}
+        if launched is not None:
+            result.pss_bytes[started[0].engine] += clients.pss([launched.pid])[0]
         for number in range(rounds):
             result.direct_ms.append(_direct(model, feeds, seconds))
+            result.map_per_s.append(_map(model, feeds, seconds))
             for served in result.served[:: 1 if number % 2 else -1]:
                 own = served.setting
                 say(f"round {number + 1} of {rounds}: {own.engine}, {own.transport}, {own.load}")
@@ -104,5 +118,12 @@ def _direct(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> 
     return median(found)
 
 
-def _memory(server: Server) -> int:
-    return clients.pss([server.pid])[0]
+def _map(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> float:
+    """Results a second of `Model.map`: what the runtime gives one client at most."""
+    inputs, began, n = dict(feeds), time.monotonic(), 0
+    with model.map(itertools.repeat(inputs)) as stream:
+        for _ in stream:
+            n += 1
+            if time.monotonic() - began >= seconds:
+                break
+    return n / (time.monotonic() - began)

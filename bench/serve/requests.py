@@ -4,35 +4,69 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-TRANSPORTS: Final = ("http", "unix", "json", "grpc")
-"""HTTP with tensors as bytes; the same over a Unix socket; HTTP with tensors as JSON; gRPC with raw contents."""
+from aspen_mp.bench.serve.client import REGION, Request
+
+TRANSPORTS: Final = ("http", "unix", "memory", "json", "grpc")
+"""HTTP with tensors as bytes; the same over a Unix socket; a Unix socket, and tensors in memory that both ends share; HTTP with tensors as
+JSON; gRPC with raw contents."""
 MODEL: Final = "model"
-METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def request(transport: str, feeds: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """What a client sends: a request of HTTP with its headers, or the message of a call of gRPC."""
+def request(transport: str, feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
+    """What a client sends: a request of HTTP with its headers, or the message of a call of gRPC. `results`: arrays like those it gets."""
     if transport == "grpc":
-        return _message(feeds)
+        return Request(_message(feeds))
+    if transport == "memory":
+        return _sharing(feeds, results)
+    return Request(_post(feeds, binary=transport != "json"))
+
+
+def _post(feeds: Mapping[str, npt.NDArray[Any]], *, binary: bool) -> bytes:
     from aspen_mp.serving.protocol.datatypes import name_of
 
     tensors: list[dict[str, Any]] = []
-    binary = transport != "json"
     for name, array in feeds.items():
         tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": name_of(array.dtype)}
         tensor |= {"parameters": {"binary_data_size": array.nbytes}} if binary else {"data": array.ravel().tolist()}
         tensors.append(tensor)
     head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": binary}}).encode()
     body = head + (b"".join(np.ascontiguousarray(array).tobytes() for array in feeds.values()) if binary else b"")
-    lines = [f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
-    lines += [f"Inference-Header-Content-Length: {len(head)}"] if binary else ["Content-Type: application/json"]
-    return "\r\n".join((*lines, "", "")).encode() + body
+    return _head(len(body), len(head) if binary else None) + body
+
+
+def _head(length: int, header_length: int | None) -> bytes:
+    lines = [f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {length}"]
+    lines += ["Content-Type: application/json"] if header_length is None else [f"Inference-Header-Content-Length: {header_length}"]
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def _sharing(feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
+    """Inputs from the beginning of the shared memory on, and room for outputs behind them, on pages of their own."""
+    from aspen_mp.serving.protocol.datatypes import name_of
+
+    inputs, outputs, shared, at = [], [], b"", 0
+
+    def place(array: npt.NDArray[Any]) -> dict[str, Any]:
+        nonlocal at
+        found = {"shared_memory_region": REGION, "shared_memory_offset": at, "shared_memory_byte_size": array.nbytes}
+        at += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return found
+
+    for name, array in feeds.items():
+        inputs.append({"name": name, "shape": array.shape, "datatype": name_of(array.dtype), "parameters": place(array)})
+        shared += np.ascontiguousarray(array).tobytes()
+        shared += bytes(at - len(shared))
+    for name, array in results.items():
+        outputs.append({"name": name, "parameters": place(array)})
+    body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    return Request(_head(len(body), None) + body, shared, at)
 
 
 def _message(feeds: Mapping[str, npt.NDArray[Any]]) -> bytes:

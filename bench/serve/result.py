@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
+SATURATED = 4
+"""Clients from which on a server has always a request that waits."""
+
 
 def percentile(latencies_s: list[float], part: float) -> float:
     """In milliseconds; 0.0 without any."""
@@ -44,7 +47,7 @@ class Served:
 @dataclass(slots=True)
 class ServeResult:
     """`input_bytes`: of the tensors of a request. `direct_ms`: the median time of `Model.run` on the server's runtime, one value for each
-    round. `pss_bytes`: memory of all processes of a server, by engine."""
+    round; `map_per_s`: results a second of `Model.map`. `pss_bytes`: memory of all processes of a server, by engine."""
 
     case: str
     cores: list[int]
@@ -53,12 +56,20 @@ class ServeResult:
     direct_ms: list[float] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     pss_bytes: dict[str, int] = field(default_factory=dict)
+    map_per_s: list[float] = field(default_factory=list)
 
     def added_ms(self, served: Served) -> float | None:
         """What the server adds to a request: the median latency of one client less that of `Model.run`; the median of rounds."""
         if served.setting.engine != "aspen-mp" or served.setting.connections != 1 or served.setting.rate is not None:
             return None
         return median(a - b for a, b in zip(served.p50_ms, self.direct_ms, strict=True))
+
+    def of_map(self, served: Served) -> float | None:
+        """Throughput in units of that of `Model.map`: the median of rounds. None where the server is not at work all the time."""
+        own = served.setting
+        if own.engine != "aspen-mp" or own.connections < SATURATED or own.rate is not None or not self.map_per_s:
+            return None
+        return median(a / b for a, b in zip(served.per_s, self.map_per_s, strict=True))
 
     def peers(self, served: Served) -> list[Served]:
         """Other engines under the same load."""
@@ -91,4 +102,6 @@ class ServeResult:
                 parts.append(f"{where}: the server adds {added:.2f} ms to a request")
             elif served.setting.engine == "aspen-mp" and beside is not None:
                 parts.append(f"{where}: {beside[0]:.2f} of the throughput of onnxruntime and {beside[1]:.2f} of its p99")
+            if (of_map := self.of_map(served)) is not None:
+                parts.append(f"{where}: {of_map:.3f} of the throughput of Model.map")
         return f"{self.case}: " + "; ".join(parts)

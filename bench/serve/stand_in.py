@@ -19,8 +19,10 @@ from typing import Any, cast
 
 import msgspec
 
+from aspen_mp.bench.own_session import own_session
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.client.signature import ValueInfo
+from aspen_mp.serving.buffers import NOWHERE, Rooms
 from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol.body import Budget
@@ -44,16 +46,9 @@ class Session:
     """What a front end finds on its shelf: a version of the model, with a lease that costs nothing."""
 
     def __init__(self, path: str, cores: list[int]) -> None:
-        import onnxruntime
-
         from aspen_mp.shm.values import dtype_by_name
 
-        os.sched_setaffinity(0, cores)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = len(cores)
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = own_session(path, cores)
         self._names = [each.name for each in self._session.get_outputs()]
         self._pool = ThreadPoolExecutor(1)  # more requests at a time would only fight for the session's threads
         words = {"float": "float32", "double": "float64"}
@@ -67,6 +62,10 @@ class Session:
     def lease(self) -> Iterator[Session]:
         """As of `serving.shelf.Shelved`."""
         yield self
+
+    def rooms(self) -> Rooms:
+        """As of `serving.shelf.Shelved`; a session has no memory for inputs."""
+        return NOWHERE
 
     async def run(self, call: Call) -> dict[str, Any]:
         """As of `serving.shelf.Shelved`."""

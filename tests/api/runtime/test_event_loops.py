@@ -188,6 +188,7 @@ def test_errors_on_the_loop(shared_runtime, mlp):
 def test_a_model_is_unloaded_while_a_loop_waits_for_it(shared_runtime):
     """Its last request gives it back, without a word of the loop to the planner process."""
     model = shared_runtime.load(small_models.conv_chain(23, 64, 64))
+    model.run(chain_input())
 
     async def ask() -> np.ndarray:
         task = asyncio.create_task(model.run_async(chain_input()))
