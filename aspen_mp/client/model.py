@@ -17,10 +17,10 @@ from aspen_mp.client.future import RequestFuture, expired, too_late
 from aspen_mp.client.link import Link
 from aspen_mp.client.loop_results import LoopResults, arrival
 from aspen_mp.client.model_source import ModelSource
+from aspen_mp.client.requests._fast_path import address
 from aspen_mp.client.requests.buffers import InputBuffers
 from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
 from aspen_mp.client.requests.stage_tree import StageTree
-from aspen_mp.client.requests.zero_copy import address
 from aspen_mp.client.restart import MOST_LOSSES
 from aspen_mp.client.signature import Signature, ValueInfo
 from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms, stream_async

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NoReturn, Protocol, final, type_check_only
 
 import numpy as np
+import numpy.typing as npt
 
 from aspen_mp.client.requests.region import Region
 from aspen_mp.shm.bindings._channel import ClientChannel, Result, Urgency
@@ -37,6 +38,9 @@ class OfStage(Protocol):
     def end(self, region: Region) -> None: ...
     def late(self, timeout: float | None) -> BaseException: ...
     def fail(self, result: Result, region: Region, urgency: Urgency) -> NoReturn: ...
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Of its first byte."""
 
 @final
 class FastPath:

@@ -43,6 +43,10 @@ cdef bint _fits(cnp.ndarray array, cnp.dtype dtype, tuple shape):
     return cnp.PyArray_IS_C_CONTIGUOUS(array)
 
 
+def address(cnp.ndarray array):
+    return <size_t>cnp.PyArray_DATA(array)
+
+
 cdef bint _own(cnp.ndarray array):
     """Whether it lies in memory of numpy's, and not in somebody else's that may be shared."""
     cdef PyObject *base = cnp.PyArray_BASE(array)

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, expired, refused, too_late
-from aspen_mp.client.requests._fast_path import FastPath
+from aspen_mp.client.requests._fast_path import FastPath, address
 from aspen_mp.client.requests.lengths import KnownBucket, Lending
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
-from aspen_mp.client.requests.zero_copy import BORROW_BYTES, PAGE, Piece, address, place
+from aspen_mp.client.requests.zero_copy import BORROW_BYTES, PAGE, Piece, place
 from aspen_mp.client.session import Session, TicketWatcher, Waiting
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values

@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.client.requests._fast_path import address
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import is_memory
@@ -59,12 +60,6 @@ class File:
 
 
 _files: weakref.WeakKeyDictionary[mmap.mmap, File | None] = weakref.WeakKeyDictionary()
-
-
-def address(array: npt.NDArray[Any]) -> int:
-    """Of its first byte."""
-    at: int = array.__array_interface__["data"][0]
-    return at
 
 
 def place(array: npt.NDArray[Any]) -> tuple[File, int] | None:

@@ -14,8 +14,8 @@ import small_models
 
 import aspen_mp
 from aspen_mp.client.requests import stage
+from aspen_mp.client.requests._fast_path import address
 from aspen_mp.client.requests.memory import DataMemory, Span
-from aspen_mp.client.requests.zero_copy import address
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
 
 WATCHDOG_S = 60.0
