@@ -304,14 +304,8 @@ def by_channel(tensor: Tensor | None, axis: int, channels: int) -> Tensor | None
         return None
     if tensor.size == channels:
         return reshaped_constant(tensor, (channels,))
-    value = np.full(channels, tensor.value().reshape(()), np.float32)
-    return Tensor(
-        f"{tensor.name}|{channels}",
-        (channels,),
-        tensor.dtype,
-        data=value,
-        weight_key=tensor.weight_key and f"{tensor.weight_key}|{channels}",
-    )
+    # How many channels there are may follow from the input shapes, where they are tokens: then it is no weight of the model.
+    return Tensor(f"{tensor.name}|{channels}", (channels,), tensor.dtype, data=np.full(channels, tensor.value().reshape(()), np.float32))
 
 
 def _reciprocal(tensor: Tensor) -> Tensor:
