@@ -338,6 +338,23 @@ class Model:
         urgency = _urgency(priority, deadline_ms, on_late)
         return self._start(self._signature.named(feeds), self._signature.wanted(outputs), urgency, copy, limit)
 
+    def submit_part(self, feeds: Mapping[str, Any], *, first: bool) -> RequestFuture:
+        """Start a request that is a part of a call, for callers that cut calls into parts of equal shapes, such as `aspen_mp.torch`.
+
+        All parts of a call count as one request where the runtime finds out which shapes come often and deserve a plan of their own.
+
+        Args:
+            feeds: As of `run`. Nobody changes the arrays before the result is there.
+            first: Whether it is the part that counts.
+
+        Returns:
+            A future, as of `submit`.
+
+        Raises:
+            RequestError, QueueFull, RuntimeLost: As of `submit`.
+        """
+        return self._start(self._signature.named(feeds), None, _PLAIN["normal"], copy=False, counts=first)
+
     def _start(
         self,
         feeds: Mapping[str, Any],
@@ -346,10 +363,11 @@ class Model:
         copy: bool = True,
         timeout: float | None = None,
         loop: LoopResults | None = None,
+        counts: bool = True,
     ) -> RequestFuture:
         arrays = self._check(feeds)
         future = RequestFuture(loop)
-        request = _Request(names, urgency, future, copy)
+        request = _Request(names, urgency, future, copy, counts)
         future.began = self._begins(wait=False)
         future.ended, future.left = self._over, self._park
         if urgency.drops and (timeout is None or urgency.left() < timeout):
@@ -378,7 +396,7 @@ class Model:
 
     def _submit(self, request: _Request, arrays: dict[str, Any], copied: bool = False) -> None:
         tree = self._tree
-        stage = tree.single(arrays)
+        stage = tree.single(arrays, request.counts)
 
         def lost(error: RuntimeLost, kept: dict[str, Any]) -> bool:
             return self._lost(request, error, kept)
@@ -795,12 +813,14 @@ class Model:
 
 
 class _Request:
-    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost; `copy`: its inputs may change."""
+    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost; `copy`: its inputs may change;
+    `counts`: where shapes are counted that come often."""
 
-    __slots__ = ("copy", "future", "losses", "names", "urgency")
+    __slots__ = ("copy", "counts", "future", "losses", "names", "urgency")
 
-    def __init__(self, names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, copy: bool) -> None:
+    def __init__(self, names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, copy: bool, counts: bool = True) -> None:
         self.copy = copy
+        self.counts = counts
         self.names = names
         self.urgency = urgency
         self.future = future

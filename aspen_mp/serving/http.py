@@ -162,7 +162,7 @@ class Embed(Infer):
         trace = stages.CURRENT.get()
         if trace is not None:
             trace.enter(stages.READ)
-        with Body(receive, dict(scope["headers"]), self._limits, self._budget, exchange.read_into) as body:
+        with Body(receive, dict(scope["headers"]), self._limits, self._budget, exchange) as body:
             request = openai.decoded(await body.read_text(None))
             with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:

@@ -53,7 +53,7 @@ class _Variant:
     def __init__(self, model: Model, imported: Imported, args: tuple[Any, ...], rows: Separable | None, history: History) -> None:
         self.model = model
         split = splitting(rows, imported, history)
-        self.run: Callable[[Any], Any] = model.run if split is None else partial(split.run, model.run)
+        self.run: Callable[[Any], Any] = model.run if split is None else partial(split.run, model)
         self.watched = [constant.place for constant in imported.constants if constant.place >= 0]
         self.stamps = [_stamp(args[place]) for place in self.watched]
         self.references: list[Any] = []

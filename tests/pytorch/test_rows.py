@@ -158,3 +158,96 @@ def test_what_is_no_more_than_a_part_is_not_split() -> None:
     history = History()
     for batch in range(POLICY.rows + 6, 0, -1):
         assert history.split(batch, 100 + batch) == (POLICY.rows < batch < POLICY.rows + 6)
+
+
+def test_parts_are_larger_where_batches_are() -> None:
+    small, large = History(), History()
+    for length in (20, 30, 40):
+        small.split(3 + length // 10, length)
+        large.split(30 + length // 10, length)
+    assert (small.rows, large.rows) == (POLICY.rows, POLICY.more_rows)
+
+
+def test_batches_smaller_than_a_part_and_many_parts(compiled: Any, graphs: list[Compiled]) -> None:
+    module = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH)).eval()
+    run = compiled(module)
+    for n, length in ((40, 7), (35, 9), (2, 11), (3, 5), (4, 8), ((POLICY.in_flight + 3) * POLICY.more_rows + 1, 6)):
+        x = torch.randn(n, length, WIDTH)
+        torch.testing.assert_close(run(x), module(x), rtol=2e-5, atol=1e-5)
+    (graph,) = graphs
+    assert graph._history.rows == POLICY.more_rows
+
+
+def test_parts_wait_where_the_queue_is_short() -> None:
+    torch._dynamo.reset()
+    module = nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH)).eval()
+    with aspen_mp.Runtime(workers=1, max_queued=2) as runtime, torch.no_grad():
+        run = torch.compile(module, backend=backend.aspen_mp, dynamic=True, options={"runtime": runtime, "min_block_size": 1})
+        for n, length in ((5, 7), (12, 9), (21, 11)):
+            x = torch.randn(n, length, WIDTH)
+            torch.testing.assert_close(run(x), module(x), rtol=2e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+# ---- networks in which constants follow from the length
+
+HEADS = 2
+
+
+def causal(scores: Any, n: int) -> Any:
+    return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).tril().logical_not(), -1e9)
+
+
+def linear_bias(scores: Any, n: int) -> Any:
+    places = torch.arange(n)
+    return scores + (places[None, :] - places[:, None]).abs() * torch.tensor([-0.5, -0.125])[:, None, None]
+
+
+def classes_of_distances(scores: Any, n: int) -> Any:
+    places = torch.arange(n)
+    apart = (places[None, :] - places[:, None]).abs()
+    large = 8 + (torch.log(apart.float().clamp(min=8) / 8 + 1e-3) * 4).long()
+    return scores + torch.where(apart < 8, apart, large.clamp(max=31)).float() * 0.0625
+
+
+def rotated(x: Any) -> Any:
+    n, half = x.shape[-2], x.shape[-1] // 2
+    angles = torch.arange(n).float()[:, None] * 10000.0 ** (-torch.arange(half).float() / half)
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * torch.cat([angles.cos()] * 2, -1) + turned * torch.cat([angles.sin()] * 2, -1)
+
+
+class OfPlaces(nn.Module):
+    """A layer of attention that makes some of these of its length."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        drawn = random.Random(seed)
+        torch.manual_seed(seed)
+        self.biases = drawn.sample([causal, linear_bias, classes_of_distances], drawn.randint(1, 2))
+        self.rotates, self.places = drawn.random() < 0.5, nn.Embedding(512, WIDTH) if drawn.random() < 0.5 else None
+        self.embed, self.qkv, self.out = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Any) -> Any:
+        batch, n = tokens.shape
+        x = self.embed(tokens)
+        if self.places is not None:
+            x = x + self.places(torch.arange(n))
+        q, k, v = (part.view(batch, n, HEADS, WIDTH // HEADS).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.rotates:
+            q, k = rotated(q), rotated(k)
+        scores = q @ k.transpose(-1, -2) / 3
+        for bias in self.biases:
+            scores = bias(scores, n)
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, n, WIDTH))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_plans_serve_lengths_that_constants_follow_from(runtime: Any, compiled: Any, seed: int) -> None:
+    module, drawn = OfPlaces(seed).eval(), random.Random(seed)
+    run = compiled(module)
+    for n, length in [(25, 40), *((drawn.randint(2, 24), drawn.randint(5, 200)) for _ in range(25))]:
+        tokens = torch.randint(0, 50, (n, length))
+        torch.testing.assert_close(run(tokens), module(tokens), rtol=5e-5, atol=2e-5)
+    plans = runtime.status()["models"][-1]["plans"]
+    assert len(plans) <= 3, [(plan["inputs"], plan["range"]) for plan in plans]

@@ -169,13 +169,14 @@ class StageTree:
         if self._closed:
             raise RequestError(f"model {self._model!r} has been unloaded. Load it again")
 
-    def single(self, arrays: Mapping[str, Any]) -> Stage | None:
-        """The stage that is all of the model for these inputs, if that is known already."""
+    def single(self, arrays: Mapping[str, Any], counts: bool = True) -> Stage | None:
+        """The stage that is all of the model for these inputs, if that is known already. `counts`: whether this is one of the requests by
+        which shapes come often."""
         if not self._single:
             return None
         key = shape_key(arrays)
         stage = self._single.get(key)
-        if stage is not None and stage.due():
+        if stage is not None and counts and stage.due():
             self._improve(self._roots.get(key))
             stage = self._single.get(key)
         return stage
