@@ -30,7 +30,7 @@ from aspen_mp.shm.words import count
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
-"""A server ends whose front ends have died so often before they served, while none of them began to."""
+"""A server ends whose front ends have died so often before they served, while none of them began to, and none serves."""
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -271,7 +271,7 @@ class Supervisor:
                 return
             self._stillborn += not front_end.applied
             _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
-            if self._stillborn >= MOST_STILLBORN:
+            if self._stillborn >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
 
     async def _start(self, ledger: int, part: int) -> _FrontEnd:

@@ -66,7 +66,9 @@ class Server:
             assert there, (text, self.log)
 
     def front_ends(self) -> list[psutil.Process]:
-        return [each for each in psutil.Process(self.process.pid).children() if "aspen_mp.serving.front_end" in each.cmdline()]
+        """The oldest first: numbers of processes begin anew now and then."""
+        found = [each for each in psutil.Process(self.process.pid).children() if "aspen_mp.serving.front_end" in each.cmdline()]
+        return sorted(found, key=psutil.Process.create_time)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -16,6 +16,8 @@ import pytest
 import serving_tools as tools
 import small_models
 
+from aspen_mp.serving.supervisor import MOST_STILLBORN
+
 KILLS = 100 if os.environ.get("ASPEN_MP_TIER") == "long" else 4
 
 
@@ -69,6 +71,17 @@ def test_the_planner_process_is_killed(models: Path) -> None:
             check(client)
             while client.ask("/v2/health/ready")[0] != 200:
                 pass
+        assert server.stop() == 0
+
+
+def test_front_ends_that_never_serve_do_not_end_one_that_does(models: Path) -> None:
+    with tools.serving(models, models, "--http-workers", "2") as server, tools.client(server.address) as client:
+        for n in range(1, MOST_STILLBORN + 3):
+            while len(front_ends := server.front_ends()) < 2:
+                pass
+            front_ends[-1].kill()
+            server.wait_for("is replaced", n)
+            check(client)  # connected to the oldest, from the first time on
         assert server.stop() == 0
 
 
