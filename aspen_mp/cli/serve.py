@@ -146,9 +146,9 @@ def _need(extra: str, packages: tuple[str, ...]) -> None:
 def _need_exporters() -> None:
     """AspenError unless traces can be exported as the environment says."""
     _need("otel", NEEDED_FOR_OTEL)
-    from aspen_mp.serving import telemetry
+    from aspen_mp.serving.telemetry import traces
 
-    telemetry.exporters()
+    traces.exporters()
 
 
 def _check_tls(certificate: Path | None, key: Path | None) -> None:

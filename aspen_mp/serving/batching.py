@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 import aspen_mp
-from aspen_mp.serving import stages
-from aspen_mp.serving.ledger import Field, Row
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
+from aspen_mp.serving.telemetry import steps
+from aspen_mp.serving.telemetry.ledger import Field, Row
 from aspen_mp.shm.errors import QueueFull, RequestError
 
 Results = Mapping[str, npt.NDArray[Any]]
@@ -31,7 +31,7 @@ class _Batch:
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
     since: int = field(default_factory=time.monotonic_ns)
-    traces: list[stages.Trace] = field(default_factory=list)
+    traces: list[steps.Trace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -74,8 +74,8 @@ class Batcher:
         future: asyncio.Future[Results] = loop.create_future()
         batch.calls.append((call, future))
         batch.rows += rows
-        if (trace := stages.CURRENT.get()) is not None:
-            trace.enter(stages.QUEUE)
+        if (trace := steps.CURRENT.get()) is not None:
+            trace.enter(steps.QUEUE)
             batch.traces.append(trace)
         if batch.rows == self._options.max_batch:
             self._go(key)
@@ -95,7 +95,7 @@ class Batcher:
             return
         self._counts.add(Field.QUEUED_NS, time.monotonic_ns() - batch.since)
         for trace in batch.traces:
-            trace.enter(stages.RUN, **stages.of_batch(batch.rows, len(batch.calls)))
+            trace.enter(steps.RUN, **steps.of_batch(batch.rows, len(batch.calls)))
         try:
             await self._run_joined(calls, priority, deadline_ms)
         except RequestError as error:

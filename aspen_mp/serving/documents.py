@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving.ledger import Field, Totals
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.shelf import Shelf, Shelved
+from aspen_mp.serving.telemetry.ledger import Field, Totals
 
 NAME: Final = "aspen-mp"
 PLATFORM: Final = "onnx_onnxv1"

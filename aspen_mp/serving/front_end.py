@@ -26,7 +26,6 @@ from aspen_mp.serving.access.connections import LimitedConnection
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.http import application
-from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.memory.named import Named, NamedMemory
@@ -34,10 +33,11 @@ from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
+from aspen_mp.serving.telemetry.ledger import Ledger
 from aspen_mp.workers import process
 
 if TYPE_CHECKING:
-    from aspen_mp.serving.telemetry import Telemetry
+    from aspen_mp.serving.telemetry.traces import Telemetry
 
 BACKLOG = 2048
 
@@ -255,9 +255,9 @@ class FrontEnd:
 
 
 def _telemetry() -> Telemetry:
-    from aspen_mp.serving import telemetry
+    from aspen_mp.serving.telemetry import traces
 
-    return telemetry.Telemetry(telemetry.provider())
+    return traces.Telemetry(traces.provider())
 
 
 async def _main(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aspen_mp.serving import documents, stages, triton_metrics
+from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.connections import EXCHANGE, Exchange
 from aspen_mp.serving.access.tokens import Tokens
@@ -28,10 +28,11 @@ from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
+from aspen_mp.serving.telemetry import steps, triton_metrics
 from aspen_mp.serving.text import openai
 
 if TYPE_CHECKING:
-    from aspen_mp.serving.telemetry import HttpTrace, Telemetry
+    from aspen_mp.serving.telemetry.traces import HttpTrace, Telemetry
 
 Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
@@ -70,7 +71,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(request)
         except Exception as error:
-            if (trace := stages.CURRENT.get()) is not None:
+            if (trace := steps.CURRENT.get()) is not None:
                 trace.failed(error)
             return failure(error, request.url.path)
 
@@ -112,7 +113,7 @@ class Infer:
         except Disconnected:
             return
         except Exception as error:
-            if (trace := stages.CURRENT.get()) is not None:
+            if (trace := steps.CURRENT.get()) is not None:
                 trace.failed(error)
             await failure(error, scope["path"])(scope, receive, send)
             return
@@ -131,10 +132,10 @@ class Infer:
         header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
         exchange: Exchange = scope["extensions"][EXCHANGE]
         shelved = shelf.find(where["model"], where.get("version"))
-        trace = stages.CURRENT.get()
+        trace = steps.CURRENT.get()
         if trace is not None:
-            trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
-            trace.enter(stages.READ)
+            trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
+            trace.enter(steps.READ)
         regions = scope["state"].get(REGIONS, self._regions)
         with (
             shelved.lease(),
@@ -147,7 +148,7 @@ class Infer:
             results = await _unless_gone(shelved.run(call), exchange)
             counted.has_run()
             if trace is not None:
-                trace.enter(stages.ENCODE)
+                trace.enter(steps.ENCODE)
             answer = inference.answer(call, shelved.served.name, str(shelved.served.version), results)
             counted.has_written()
             return answer
@@ -159,14 +160,14 @@ class Embed(Infer):
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
         self._shelf.refuse_if_absent()
         exchange: Exchange = scope["extensions"][EXCHANGE]
-        trace = stages.CURRENT.get()
+        trace = steps.CURRENT.get()
         if trace is not None:
-            trace.enter(stages.READ)
+            trace.enter(steps.READ)
         with Body(receive, dict(scope["headers"]), self._limits, self._budget, exchange) as body:
             request = openai.decoded(await body.read_text(None))
             with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:
-                    trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
+                    trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
                 answer = await _unless_gone(openai.embeddings(shelved, request), exchange)
         return [*_JSON], [encoder.encode(answer)]
 
@@ -358,7 +359,7 @@ class Around:
         trace = None
         if self._telemetry is not None:
             trace = None if scope["path"] in UNTRACED else self._telemetry.http(scope)
-            stages.CURRENT.set(trace)  # also None: a pipelined request begins in the context of the one before
+            steps.CURRENT.set(trace)  # also None: a pipelined request begins in the context of the one before
 
         async def noted(message: Message) -> None:
             nonlocal status, sent

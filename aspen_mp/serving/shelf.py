@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 import aspen_mp
-from aspen_mp.serving import stages
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.buffers import Buffers, Rooms
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
-from aspen_mp.serving.ledger import Ledger, Row, Totals
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.repository.disk import Config
+from aspen_mp.serving.telemetry import steps
+from aspen_mp.serving.telemetry.ledger import Ledger, Row, Totals
 from aspen_mp.serving.text import embedder as text
 from aspen_mp.serving.text.embedder import Embedder
 from aspen_mp.shm.errors import AspenError, ConfigError, UnsupportedModelError
@@ -105,8 +105,8 @@ class Shelved:
         deadline_ms = call.deadline_ms or config.deadline_ms
         if self._batcher is not None and self._batcher.takes(call):
             return await self._batcher.run(call, priority, deadline_ms)
-        if (trace := stages.CURRENT.get()) is not None:
-            trace.enter(stages.RUN, **stages.of_batch(_rows(call)))
+        if (trace := steps.CURRENT.get()) is not None:
+            trace.enter(steps.RUN, **steps.of_batch(_rows(call)))
         began = time.monotonic_ns()
         results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
         self.counts.executed(_rows(call), time.monotonic_ns() - began)

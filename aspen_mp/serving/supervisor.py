@@ -19,11 +19,11 @@ import aspen_mp
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.front_end import Settings
 from aspen_mp.serving.keeper import Keeper, unload
-from aspen_mp.serving.ledger import make as ledger_memory
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
 from aspen_mp.serving.repository.disk import folders
 from aspen_mp.serving.repository.watching import Watch
+from aspen_mp.serving.telemetry.ledger import make as ledger_memory
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.words import count
 

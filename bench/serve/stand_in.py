@@ -23,10 +23,10 @@ from aspen_mp.bench.own_session import own_session
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.buffers import NOWHERE, Rooms
-from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.inference import Call
+from aspen_mp.serving.telemetry.ledger import Ledger
 from aspen_mp.workers import process
 
 

@@ -15,9 +15,9 @@ import small_models
 import aspen_mp
 from aspen_mp.errors import RequestError
 from aspen_mp.serving.batching import Batcher
-from aspen_mp.serving.ledger import Ledger, Row
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
+from aspen_mp.serving.telemetry.ledger import Ledger, Row
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import serving_tools as tools
 from aspen_mp.errors import ModelInvalidError
 from aspen_mp.serving import shelf
 from aspen_mp.serving.channel import Catalogue, Served
-from aspen_mp.serving.ledger import Ledger
 from aspen_mp.serving.repository.disk import Config
+from aspen_mp.serving.telemetry.ledger import Ledger
 
 
 class Model:

@@ -16,10 +16,10 @@ import serving_tools as tools
 import small_models
 
 from aspen_mp.errors import DeadlineMissed, PoisonTile, QueueFull, RequestError, RuntimeLost
-from aspen_mp.serving import ledger
-from aspen_mp.serving.ledger import Field, Ledger
 from aspen_mp.serving.protocol.body import Disconnected
 from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.telemetry import ledger
+from aspen_mp.serving.telemetry.ledger import Field, Ledger
 
 
 @pytest.mark.parametrize(

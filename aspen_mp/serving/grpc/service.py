@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from aspen_mp.serving import documents, stages
+from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.grpc import codec, schema
@@ -21,9 +21,10 @@ from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
+from aspen_mp.serving.telemetry import steps
 
 if TYPE_CHECKING:
-    from aspen_mp.serving.telemetry import Telemetry
+    from aspen_mp.serving.telemetry.traces import Telemetry
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -105,7 +106,7 @@ class Service:
             if self._telemetry is not None and name not in OPEN:
                 metadata = context.invocation_metadata() or ()
                 trace = self._telemetry.rpc(f"{schema.SERVICE}/{name}", metadata, context.peer())
-                stages.CURRENT.set(trace)
+                steps.CURRENT.set(trace)
             try:
                 if name not in OPEN:
                     self._tokens.check(_authorization(context))
@@ -151,16 +152,16 @@ class Service:
         self._budget.take(nbytes)
         try:
             with shelf.find(request.model_name, request.model_version or None).lease() as shelved, shelved.counts.begins() as counted:
-                trace = stages.CURRENT.get()
+                trace = steps.CURRENT.get()
                 if trace is not None:
-                    trace.note(**stages.of_model(shelved.served.name, shelved.served.version))
-                    trace.enter(stages.READ)
+                    trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
+                    trace.enter(steps.READ)
                 call = codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions)
                 counted.has_read()
                 results = await shelved.run(call)
                 counted.has_run()
                 if trace is not None:
-                    trace.enter(stages.ENCODE)
+                    trace.enter(steps.ENCODE)
                 response = codec.answer(call, shelved.served.name, str(shelved.served.version), results)
                 counted.has_written()
                 return response
@@ -194,7 +195,7 @@ class Service:
     async def _streamed(self, request: Any, context: Any) -> Any:
         """The answer to one request of a stream. In a trace, it is a part of the call."""
         try:
-            with stages.part_of(stages.CURRENT.get(), stages.REQUEST):
+            with steps.part_of(steps.CURRENT.get(), steps.REQUEST):
                 response = await self._infer(request, context)
         except Exception as error:
             return schema.ModelStreamInferResponse(

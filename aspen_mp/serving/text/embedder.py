@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving import stages
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Embeddings
+from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text import recipe
 from aspen_mp.serving.text.recipe import Recipe, Unsuitable
 from aspen_mp.shm.errors import ConfigError, DeadlineMissed, RequestError
@@ -157,13 +157,13 @@ class Embedder:
         """The vectors of texts, [texts, hidden], in their order. Errors are those of `Model.run_async`."""
         ends = None if deadline_ms is None else time.monotonic() + deadline_ms / 1000
         vectors: list[Any] = [None] * len(texts)
-        trace = stages.CURRENT.get()
+        trace = steps.CURRENT.get()
 
         async def run(group: Group) -> None:
-            with stages.part_of(trace, stages.TEXTS, **{"aspen_mp.tokens": group.columns}) as part:
+            with steps.part_of(trace, steps.TEXTS, **{"aspen_mp.tokens": group.columns}) as part:
                 await compute(group, part)
 
-        async def compute(group: Group, part: stages.Trace | None) -> None:
+        async def compute(group: Group, part: steps.Trace | None) -> None:
             left = None if ends is None else (ends - time.monotonic()) * 1000
             if left is not None and left <= 0:
                 raise DeadlineMissed(f"the deadline of {deadline_ms:g} ms has passed before all {len(texts)} texts were run. Send fewer")
@@ -179,7 +179,7 @@ class Embedder:
             )
             output = (await model.run(call))[self.recipe.output]
             if part is not None:
-                part.enter(stages.POOL)
+                part.enter(steps.POOL)
             lengths = [len(row.ids) for row in rows]
             if output.size > SLOW_POOLING:
                 found = await asyncio.to_thread(pooled, output, lengths, self.recipe)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from aspen_mp.serving import stages
 from aspen_mp.serving.protocol.inference import class_of, listed_floats
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Shelved
+from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text.embedder import Vectors, normalized
 from aspen_mp.shm.errors import RequestError
 
@@ -148,18 +148,18 @@ async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> Embeddings
         raise Refused(400, f"model {shelved.served.name!r} makes no embeddings: {embedder}")
     deadline_ms = request.timeout / 1000 if request.timeout else shelved.served.config.deadline_ms
     _refuse_dimensions(request.dimensions, embedder.recipe.hidden)
-    trace = stages.CURRENT.get()
+    trace = steps.CURRENT.get()
     if trace is not None:
-        trace.enter(stages.TOKENIZE)
+        trace.enter(steps.TOKENIZE)
     texts = await embedder.tokens(texts_of(request.input))
     if trace is not None:
         tokens = sum(len(text.ids) for text in texts)
         said = {"operation.name": "embeddings", "request.model": request.model, "usage.input_tokens": tokens}
         trace.note(**{f"gen_ai.{key}": value for key, value in said.items()}, **{"aspen_mp.texts": len(texts)})
-        trace.enter(stages.EMBED)
+        trace.enter(steps.EMBED)
     vectors = await embedder.embed(texts, shelved, priority=class_of(request.priority), deadline_ms=deadline_ms)
     if trace is not None:
-        trace.enter(stages.ENCODE)
+        trace.enter(steps.ENCODE)
     total = sum(len(text.ids) for text in texts)
     data = [
         Embedding(index=k, embedding=_spelled(vector, request.encoding_format))

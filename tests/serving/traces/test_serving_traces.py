@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: spans of requests and of their stages, what continues a caller's trace, and what a collector gets."""
+"""Traces for OpenTelemetry: spans of requests and of their steps, what continues a caller's trace, and what a collector gets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from aspen_mp.serving import stages
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.http import Around, failure
 from aspen_mp.serving.protocol.statuses import Refused
-from aspen_mp.serving.telemetry import Telemetry, exporter_names, exporters
+from aspen_mp.serving.telemetry import steps
+from aspen_mp.serving.telemetry.traces import Telemetry, exporter_names, exporters
 from aspen_mp.shm.errors import ConfigError, DeadlineMissed, RequestError
 
 ERROR = 2
@@ -73,10 +73,10 @@ def answering(error: Exception | None = None, params: dict[str, str] | None = No
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if params is not None:
             scope["path_params"] = params
-        trace = stages.CURRENT.get()
+        trace = steps.CURRENT.get()
         assert trace is not None
-        trace.enter(stages.READ)
-        trace.enter(stages.RUN, **stages.of_batch(3))
+        trace.enter(steps.READ)
+        trace.enter(steps.RUN, **steps.of_batch(3))
         if error is not None:
             trace.failed(error)
             await failure(error, scope["path"])(scope, receive, send)
@@ -171,11 +171,11 @@ def test_names_of_spans_are_few() -> None:
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/metrics"])
 def test_probes_are_not_traced(path: str) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert stages.CURRENT.get() is None
+        assert steps.CURRENT.get() is None
 
     recorded = Recorded()
     context = contextvars.copy_context()  # of a request before, on the same connection
-    context.run(stages.CURRENT.set, recorded.telemetry.rpc("a/b", [], ""))
+    context.run(steps.CURRENT.set, recorded.telemetry.rpc("a/b", [], ""))
     context.run(asked, recorded, app, path)
     assert recorded.spans == []
 
@@ -214,9 +214,9 @@ def test_a_trace_that_has_ended_is_told_nothing() -> None:
     """A request whose client has gone may still wait in a batch, which goes later."""
     recorded = Recorded()
     trace = recorded.telemetry.rpc("a/b", [], "")
-    trace.enter(stages.QUEUE)
+    trace.enter(steps.QUEUE)
     trace.answered("CANCELLED")
-    trace.enter(stages.RUN)
+    trace.enter(steps.RUN)
     assert [span.name for span in recorded.spans] == ["queue", "a/b"]
 
 

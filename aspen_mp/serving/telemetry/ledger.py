@@ -127,7 +127,7 @@ class Row:
 
 
 class Counted:
-    """A request that is counted by how it ends. Its stages are `read`, the run, and, after `has_run`, the answer."""
+    """A request that is counted by how it ends. Its steps are `read`, the run, and, after `has_run`, the answer."""
 
     __slots__ = ("_began", "_row", "_since")
 

@@ -1,4 +1,4 @@
-"""The stages of a request, told to whoever traces it. Nothing here needs a package for traces."""
+"""The steps of a request, told to whoever traces it. Nothing here needs a package for traces."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ENCODE: Final = "encode answer"
 
 
 class Trace(Protocol):
-    """A request that is traced. Its stages follow each other. After `end` nothing is told of it any more."""
+    """A request that is traced. Its steps follow each other. After `end` nothing is told of it any more."""
 
-    def enter(self, stage: str, **attributes: Any) -> None:
-        """The stage before has ended, and this one begins."""
+    def enter(self, step: str, **attributes: Any) -> None:
+        """The step before has ended, and this one begins."""
 
     def note(self, **attributes: Any) -> None:
         """Says something of the whole request."""
 
     def part(self, name: str, **attributes: Any) -> Trace:
-        """A part of the present stage with stages of its own, which may run beside others. Whoever asks for it ends it."""
+        """A part of the present step with steps of its own, which may run beside others. Whoever asks for it ends it."""
 
     def failed(self, error: BaseException) -> None:
-        """The request, and its present stage, have failed."""
+        """The request, and its present step, have failed."""
 
     def end(self) -> None:
         """It is over."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from aspen_mp.serving import documents
-from aspen_mp.serving.ledger import FAILURES, Field, Totals
 from aspen_mp.serving.shelf import Shelf, Shelved
+from aspen_mp.serving.telemetry.ledger import FAILURES, Field, Totals
 
 Labels = tuple[tuple[str, str], ...]
 FAMILIES: Final = {

@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: a span for each request that continues the caller's trace, and one for each stage of it.
+"""Traces for OpenTelemetry: a span for each request that continues the caller's trace, and one for each step of it.
 
 Imported only where traces are wanted. The environment decides on exporter, endpoint, sampler, propagators and the name of the service, by
 the variables ``OTEL_*`` that are the same in all languages. Names of attributes are those of OpenTelemetry's semantic conventions.
@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, form
 
 import aspen_mp
 from aspen_mp.serving.protocol import statuses
-from aspen_mp.serving.stages import Trace
+from aspen_mp.serving.telemetry.steps import Trace
 from aspen_mp.shm.errors import AspenError, ConfigError
 
 SERVICE: Final = "aspen-mp"
@@ -133,14 +133,14 @@ def _address(who: str, said: Any) -> dict[str, Any]:
 
 
 class SpanTrace:
-    """A `stages.Trace` of a span. What is not sampled costs no more than its one span."""
+    """A `steps.Trace` of a span. What is not sampled costs no more than its one span."""
 
-    __slots__ = ("_error", "_span", "_stage", "_tracer")
+    __slots__ = ("_error", "_span", "_step", "_tracer")
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
         self._span = span
-        self._stage: Span | None = None
+        self._step: Span | None = None
         self._error: BaseException | None = None
 
     @property
@@ -149,34 +149,34 @@ class SpanTrace:
         context = self._span.get_span_context()
         return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}".encode()
 
-    def enter(self, stage: str, **attributes: Any) -> None:
-        """As of `stages.Trace`."""
+    def enter(self, step: str, **attributes: Any) -> None:
+        """As of `steps.Trace`."""
         self._leave()
         if self._span.is_recording():
-            self._stage = self._tracer.start_span(stage, set_span_in_context(self._span), attributes=attributes)
+            self._step = self._tracer.start_span(step, set_span_in_context(self._span), attributes=attributes)
 
     def _leave(self) -> None:
-        stage, self._stage = self._stage, None
-        if stage is not None:
-            stage.end()
+        step, self._step = self._step, None
+        if step is not None:
+            step.end()
 
     def note(self, **attributes: Any) -> None:
-        """As of `stages.Trace`."""
+        """As of `steps.Trace`."""
         self._span.set_attributes(attributes)
 
     def part(self, name: str, **attributes: Any) -> Trace:
-        """As of `stages.Trace`."""
-        span = self._tracer.start_span(name, set_span_in_context(self._stage or self._span), attributes=attributes)
+        """As of `steps.Trace`."""
+        span = self._tracer.start_span(name, set_span_in_context(self._step or self._span), attributes=attributes)
         return SpanTrace(self._tracer, span)
 
     def failed(self, error: BaseException) -> None:
-        """As of `stages.Trace`."""
+        """As of `steps.Trace`."""
         self._error = error
-        if self._stage is not None:
-            _mark(self._stage, error, fault=_is_fault(error))
+        if self._step is not None:
+            _mark(self._step, error, fault=_is_fault(error))
 
     def end(self) -> None:
-        """As of `stages.Trace`."""
+        """As of `steps.Trace`."""
         self._leave()
         if self._error is not None:
             _mark(self._span, self._error, fault=_is_fault(self._error))
