@@ -92,7 +92,7 @@ def mlp_request() -> dict[str, object]:
 
 def test_sigterm_finishes_what_is_in_flight(models: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)
-    with tools.serving(models, models, "--drain", "1") as server:
+    with tools.serving(models, models, "--drain", "4") as server:
         clients = [tools.Client(server.address) for _ in range(4)]
         results: list[dict[str, np.ndarray]] = []
         threads = [threading.Thread(target=lambda each=each: results.append(each.infer("chain", {"x": x}))) for each in clients]
