@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from aspen_mp.torch import operators, sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
@@ -24,6 +25,8 @@ IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
 FIXED: Final = {"_assert_tensor_metadata.default", "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
 """Operators that `torch.export` writes to check types, devices and ranges of sizes. Tracing has decided these; they compute nothing."""
+ASSERTION: Final = "_assert_scalar.default"
+"""A check of a number. Where that follows from sizes of inputs, it says for which sizes the graph was traced, and computes nothing."""
 _names: dict[Any, str] = {}
 assert operators.views  # importing the package has filled RULES
 
@@ -191,7 +194,7 @@ class _Importer:
 
     def _call(self, node: fx.Node) -> None:
         out = node.meta.get("val")
-        if sizes.is_number(out) or operator_name(node.target) in FIXED:
+        if sizes.is_number(out) or operator_name(node.target) in FIXED or _checks_sizes(node):
             self.values[node] = out
             return
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -278,6 +281,15 @@ class _Importer:
                 code = next(ONNX_TYPES[t] for t, dtype in NUMPY_TYPES.items() if dtype == array.dtype)
                 graph.initializer.append(TensorProto(name=name, data_type=code, dims=array.shape, raw_data=array.tobytes()))
         return proto
+
+
+def _checks_sizes(node: fx.Node) -> bool:
+    """Whether a node is a check of what follows from the sizes of inputs alone."""
+    if operator_name(node.target) != ASSERTION:
+        return False
+    given = node.args[0]
+    checked = given.meta.get("val") if isinstance(given, fx.Node) else given
+    return sizes.is_number(checked) and not free_unbacked_symbols(checked)
 
 
 def _rule(name: str, out: Any) -> Rule:

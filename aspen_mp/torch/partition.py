@@ -13,9 +13,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
-from aspen_mp.torch.importer import FIXED, import_graph, operator_name
+from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, operator_name
 
 _FREE = FIXED | {
+    ASSERTION,
     "view.default",
     "_unsafe_view.default",
     "permute.default",
@@ -49,7 +50,7 @@ class _Supported(OperatorSupportBase):
         self.unsupported = set(unsupported)
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        if node.op == "get_attr":
+        if node.op == "get_attr" or (node.op == "call_function" and operator_name(node.target) == ASSERTION):
             return False
         return node.op == "call_function" and node not in self.unsupported and not sizes.is_number(node.meta.get("val"))
 

@@ -17,7 +17,8 @@ from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
 from aspen_mp.errors import ModelParseError, RequestError, UnsupportedModelError  # noqa: E402
-from aspen_mp.torch import ahead, compile_ahead, load_ahead  # noqa: E402
+from aspen_mp.torch import ahead, compile_ahead, decompositions, load_ahead  # noqa: E402
+from aspen_mp.torch.importer import ASSERTION, import_graph, operator_name  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,31 @@ def test_checks_of_types_need_no_operator(rows: Any, runtime: Any, tmp_path: Pat
     compile_ahead(Checked().eval(), (x, mask), tmp_path / "checked.onnx", dynamic=rows and {"x": rows, "mask": rows})
     assert "_assert_tensor_metadata" in str(torch.export.export(Checked().eval(), (x, mask)).graph)
     np.testing.assert_array_equal(load_ahead(tmp_path / "checked.onnx", runtime=runtime)(x, mask), Checked()(x, mask))
+
+
+class Halves(nn.Module):
+    def forward(self, x: Any) -> Any:
+        torch._check(x.shape[0] % 2 == 0)
+        return x.reshape(x.shape[0] // 2, -1).relu() * 2
+
+
+class Counted(nn.Module):
+    def forward(self, x: Any) -> Any:
+        count = x[0, 0].int().item()
+        torch._check(count >= 2)
+        return x * count
+
+
+@pytest.mark.parametrize(("module", "supported"), [(Halves(), True), (Counted(), False)])
+def test_checks_of_sizes_need_no_operator_and_those_of_values_do(module: Any, supported: bool) -> None:
+    shapes = ({0: torch.export.Dim.AUTO},)
+    program = torch.export.export(
+        module.eval(), (torch.full((6, 4), 3.0),), dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
+    ).run_decompositions(decompositions.table())
+    checks = [node for node in program.graph.nodes if operator_name(node.target) == ASSERTION]
+    unsupported = import_graph(program.graph).unsupported
+    assert checks
+    assert not any(check in unsupported for check in checks) if supported else all(check in unsupported for check in checks)
 
 
 def test_loading_imports_no_compiler(tmp_path: Path) -> None:
