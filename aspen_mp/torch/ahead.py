@@ -9,13 +9,14 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from onnx import NodeProto, TensorProto
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -45,6 +46,8 @@ def compile_ahead(module: nn.Module, inputs: Any, path: Path, dynamic: Mapping[s
     program = _exported(module, args, kwargs, dynamic or {})
     _refuse_changes(program, type(module).__name__)
     imported = import_graph(program.graph, _constants(program))
+    if imported.unsupported and _computed(program, imported.unsupported):
+        imported = import_graph(program.graph, _constants(program))
     _refuse_operators(imported, type(module).__name__)
     results = _named(imported, program, _symbols(program, module, (args, kwargs), dynamic or {}))
     imported.proto.graph.name = type(module).__name__
@@ -99,6 +102,41 @@ def _dims(name: str, value: Any, given: Any) -> Any:
 def _constants(program: ExportedProgram) -> list[int]:
     """The places of parameters, buffers and constant tensors among the placeholders."""
     return [place for place, spec in enumerate(program.graph_signature.input_specs) if spec.kind != InputKind.USER_INPUT]
+
+
+def _computed(program: ExportedProgram, unsupported: Collection[Any]) -> bool:
+    """Computes operators that have no rule and follow from constants alone, such as embeddings of places that are resized for larger
+    images: they become constants of the graph. Returns whether there are any."""
+    places = set(_constants(program))
+    values: dict[fx.Node, Any] = {}
+    found = False
+    for place, node in enumerate(list(program.graph.nodes)):
+        if node.op == "placeholder" and place in places:
+            target = program.graph_signature.input_specs[place].target
+            values[node] = program.state_dict[target] if target in program.state_dict else program.constants[target]
+        elif node.op == "get_attr":
+            values[node] = attrgetter(node.target)(program.graph_module)
+        elif node.op == "call_function" and all(argument in values for argument in node.all_input_nodes):
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if random or not isinstance(node.meta.get("val"), torch.Tensor) or not node.all_input_nodes:
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            with torch.no_grad():
+                values[node] = node.target(*args, **kwargs)
+            if node in unsupported:
+                _becomes_constant(program, node, values[node])
+                found = True
+    return found
+
+
+def _becomes_constant(program: ExportedProgram, node: fx.Node, value: Any) -> None:
+    name = f"computed_{node.name}"
+    program.graph_module.register_buffer(name, value.detach().clone(), persistent=False)
+    with program.graph.inserting_before(node):
+        constant = program.graph.get_attr(name)
+    constant.meta.update(node.meta)
+    node.replace_all_uses_with(constant)
+    program.graph.erase_node(node)
 
 
 def _tensor(program: ExportedProgram, constant: Any) -> Any:

@@ -178,6 +178,27 @@ def test_checks_of_sizes_need_no_operator_and_those_of_values_do(module: Any, su
     assert not any(check in unsupported for check in checks) if supported else all(check in unsupported for check in checks)
 
 
+class Placed(nn.Module):
+    """Embeddings of places, resized for the image as timm's vision transformers do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 4, 7, 7))
+
+    def forward(self, x: Any) -> Any:
+        places = nn.functional.interpolate(self.places, x.shape[-2:], mode="bicubic", antialias=True)
+        return (x + places * 2).relu()
+
+
+def test_what_follows_from_weights_is_computed_where_it_has_no_rule(runtime: Any, tmp_path: Path) -> None:
+    module, x = Placed().eval(), torch.randn(2, 4, 10, 9)
+    before = [name for name, _ in module.named_buffers()]
+    compile_ahead(module, (x,), tmp_path / "placed.onnx")
+    (result,) = runtime.load(tmp_path / "placed.onnx").run(x.numpy()).values()
+    np.testing.assert_allclose(result, *arrays(module(x)), rtol=1e-5, atol=1e-6)
+    assert [name for name, _ in module.named_buffers()] == before
+
+
 def test_loading_imports_no_compiler(tmp_path: Path) -> None:
     module, given = mixed()
     compile_ahead(module, given, tmp_path / "mixed.onnx")
