@@ -122,7 +122,6 @@ class Session:
         self._chores: list[Callable[[], None]] = []
         """What follows from requests of an event loop and may take long, so that it is the resolver's."""
         self._loop: weakref.ref[LoopResults] | None = None
-        self._loop_waits, self._others_wait = False, True  # as the channel was told
         with suppress(OSError):  # then there is none when a loop asks for it, and the resolver does its work
             self.channel.event()
         self._closing = False
@@ -380,9 +379,9 @@ class Session:
         with self._lock:
             lost = self.error is not None
             if not lost:
+                self.channel.expect(others=True)
                 self._published[ticket] = waiting
                 self._start_resolver()
-                self._expect(self._loop_waits, True)
                 self.channel.wake()
         if lost:  # the resolver has ended, or is about to
             on_left()
@@ -396,17 +395,13 @@ class Session:
             self._start_resolver()
             if waiting.loop is not self._current_loop():  # of another session, or closed since
                 waiting.loop = None
-            of_loop = waiting.loop is not None
-            self._expect(self._loop_waits or of_loop, self._others_wait or not of_loop)
+            if waiting.loop is None:
+                self.channel.expect(others=True)
+            else:
+                self.channel.expect(loop=True)
             self.channel.hand_over(waiting, self._published, self.queue)
             if self.queue:  # what is queued the resolver publishes
-                self._expect(self._loop_waits, True)
-
-    def _expect(self, loop: bool, others: bool) -> None:
-        """With the lock held: whom the channel tells of completions."""
-        if (loop, others) != (self._loop_waits, self._others_wait):
-            self._loop_waits, self._others_wait = loop, others
-            self.channel.expect(loop, others)
+                self.channel.expect(others=True)
 
     def _publish(self, waiting: Waiting) -> bool:
         """With the lock held, in the resolver's thread. False where all slots are taken."""
@@ -457,43 +452,53 @@ class Session:
         for waiting in (*self._published.values(), *self.queue):
             if waiting.loop is loop:
                 waiting.loop = None
-        self._expect(False, True)
+        self.channel.expect(loop=False, others=True)
         self.channel.wake()
 
     def take(self, loop: LoopResults) -> None:
         """Resolves what has ended of a loop's requests, in its thread."""
         ended: list[tuple[Waiting, _channel.Result | AspenError]] = []
-        with self._lock:
-            if self.error is not None:
-                return  # all that is left is the resolver's
-            waits = False
-            for ticket, waiting in list(self._published.items()):
-                if waiting.loop is not loop:
-                    continue
-                result = self.channel.take(ticket)
-                if result is None:
-                    waits = True
-                    continue
-                del self._published[ticket]
-                if result is _channel.FINE:
-                    ended.append((waiting, result))
-                else:
-                    self._chores.append(partial(waiting.on_done, result))
-            self._expect(waits, self._others_wait or bool(self._chores))
-            if self._chores:
-                self.channel.wake()
-            if self.wanting or self.queue:
-                self.slot_is_free()
-        _tell(ended)
+        try:
+            with self._lock:
+                if self.error is not None:
+                    return  # all that is left is the resolver's
+                self._take_ended(loop, ended)
+                if self.wanting or self.queue:
+                    self.slot_is_free()
+            while ended:
+                _tell([ended.pop(0)])
+        finally:
+            if ended:  # Ctrl-C came
+                self.aside(partial(_tell, ended))
+
+    def _take_ended(self, loop: LoopResults, ended: list[tuple[Waiting, _channel.Result | AspenError]]) -> None:
+        """With the lock held: moves what has ended of a loop's requests to `ended`; what has ended with an error is the resolver's."""
+        waits = False
+        for ticket, waiting in list(self._published.items()):
+            if waiting.loop is not loop:
+                continue
+            result = self.channel.take(ticket)
+            if result is None:
+                waits = True
+                continue
+            if result is _channel.FINE:
+                ended.append((waiting, result))
+            else:
+                self.channel.expect(others=True)
+                self._chores.append(partial(waiting.on_done, result))
+            del self._published[ticket]
+        self.channel.expect(loop=waits)
+        if self._chores:
+            self.channel.wake()
 
     def aside(self, chore: Callable[[], None]) -> None:
         """Has the resolver do something for an event loop; at once where the runtime is lost, and with it the resolver."""
         with self._lock:
             lost = self.error is not None
             if not lost:
+                self.channel.expect(others=True)
                 self._chores.append(chore)
                 self._start_resolver()
-                self._expect(self._loop_waits, True)
                 self.channel.wake()
         if lost:
             chore()
@@ -529,7 +534,8 @@ class Session:
                 self.queue.clear()
             ended += self._publish_queue()
             published = self._published.values()
-            self._expect(any(waiting.loop for waiting in published), bool(self.queue) or not all(waiting.loop for waiting in published))
+            others = bool(self.queue) or not all(waiting.loop for waiting in published)
+            self.channel.expect(any(waiting.loop for waiting in published), others)
             done = (self._closing or error is not None) and not self._published and not self.queue
         for chore in chores:
             _do(chore)
@@ -540,7 +546,7 @@ class Session:
         """With the lock held: publishes what is queued, as far as there are slots. What cannot be, with its error."""
         ended: list[tuple[Waiting, AspenError]] = []
         if self.queue:
-            self._expect(True, True)
+            self.channel.expect(loop=True)  # they may be a loop's
         while self.queue:
             waiting = self.queue[0]
             if waiting.cancelled:

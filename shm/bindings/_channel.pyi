@@ -114,9 +114,9 @@ class ClientChannel:
         """For a resolver thread: sleeps until the count differs from `seen` and others than the event loop wait (`expect`), a quarter of a
         second at most. Where the loop waits, it is told of each completion; the GIL is not taken for that. Returns the count, and whether
         the loop was told and has not looked for a twentieth of a second."""
-    def expect(self, loop: bool, others: bool) -> None:
-        """Says who waits for completions: an event loop that watches `event`, and others, for whom `attend` returns. To be called before
-        what they wait for is submitted."""
+    def expect(self, loop: bool | None = None, others: bool | None = None) -> None:
+        """Says who waits for completions: an event loop that watches `event`, and others, for whom `attend` returns; None: as before. To be
+        called before what they wait for is submitted. Ctrl-C comes before or after all of it."""
     def event(self) -> int:
         """The eventfd that tells an event loop of completions; it is the channel's. OSError where there are no more descriptors."""
     def close_event(self) -> None:

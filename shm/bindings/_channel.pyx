@@ -296,9 +296,11 @@ cdef class ClientChannel:
         if self._event >= 0:
             close(self._event)
 
-    def expect(self, loop, others):
-        aspen_store_seq(&self._loop_waits, bool(loop) and self._event >= 0)
-        aspen_store_seq(&self._others_wait, bool(others))
+    def expect(self, loop=None, others=None):
+        if loop is not None:
+            aspen_store_seq(&self._loop_waits, bool(loop) and self._event >= 0)
+        if others is not None:
+            aspen_store_seq(&self._others_wait, bool(others))
 
     def heard(self):
         cdef uint64_t count
