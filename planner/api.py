@@ -140,29 +140,12 @@ def plan_bucket(
     """
     options = options or Options()
     opened = _open(model, folder)
-    derived = stages.Derived() if derived is None else derived
-    stages_at: dict[int, stages.StageGraph] = {}
-    graphs: dict[int, Graph] = {}
+    alike = _Alike(opened, bindings, bucket, options, stages.Derived() if derived is None else derived)
+    found: dict[int, tuple[stages.StageGraph, Graph]] = {}
     bucketed: BucketedGraph | None = None
-    sevens: list[bool] = []
-    convolutions: Convolutions = []
-    folding = BucketFolding()
-
-    def stage_at(extent: int) -> stages.StageGraph:
-        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in bindings.items()}
-        stage = stages.derive(opened, [bound], options.capacities, derived, bucket=folding)
-        if stage.kind != "static" or stage.more or stage.needs:
-            raise NoBucket("shapes depend on values", elsewhere=False)
-        folding.longest = False
-        return stage
-
     for extent in bucket.extents():
-        stage = stages_at[extent] = stage_at(extent)
-        names = [v.name for v in stage.outputs]
-        if extent == bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
-            lowered(stage_at(bucket.typical).graph, opened, names, options, convolutions=convolutions)
-        graphs[extent] = lowered(stage.graph, opened, names, options, sevens=sevens, convolutions=convolutions)
-        storage = assign_storage(graphs[extent])
+        stage, graph = found[extent] = alike.at(extent)
+        storage = assign_storage(graph)
         bucketed = bucketed or BucketedGraph(bucket, storage)
         try:
             bucketed.add(extent, storage)
@@ -172,11 +155,65 @@ def plan_bucket(
             bucketed.mostly_the_same()
     assert bucketed is not None
     bucketed.compare()
-    graph, stage = graphs[bucket.most], stages_at[bucket.most]
+    stage, graph = found[bucket.most]
     plan = _built(graph, workers, machine, options, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, bucketed=bucketed)
+
+
+@np.errstate(all="ignore")  # as above
+def plan_within(
+    model: ModelLike | OnnxModel,
+    bindings: Mapping[str, Binding],
+    bucket: ShapeBucket,
+    extent: int,
+    *,
+    workers: int,
+    machine: Machine | None = None,
+    options: Options | None = None,
+    folder: str | None = None,
+    derived: stages.Derived | None = None,
+) -> StageResult:
+    """Plans one extent of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
+    `plan_bucket`; raises the same."""
+    options = options or Options()
+    alike = _Alike(_open(model, folder), bindings, bucket, options, stages.Derived() if derived is None else derived)
+    alike.at(bucket.most)
+    stage, graph = alike.at(extent)
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, _built(graph, workers, machine, options))
+
+
+class _Alike:
+    """The graphs of a model at the extents of a shape bucket, which are alike: what is folded and which algorithms compute products is
+    decided once. The longest comes first. `bindings`: of the inputs there."""
+
+    def __init__(
+        self, model: OnnxModel, bindings: Mapping[str, Binding], bucket: ShapeBucket, options: Options, derived: stages.Derived
+    ) -> None:
+        self._model, self._bindings, self._bucket = model, bindings, bucket
+        self._options, self._derived = options, derived
+        self._folding = BucketFolding()
+        self._sevens: list[bool] = []
+        self._convolutions: Convolutions = []
+
+    def at(self, extent: int) -> tuple[stages.StageGraph, Graph]:
+        """The stage and its graph of kernels. NoBucket where shapes depend on values."""
+        stage = self._stage(extent)
+        names = [v.name for v in stage.outputs]
+        if extent == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
+            typical = self._stage(self._bucket.typical)
+            lowered(typical.graph, self._model, names, self._options, convolutions=self._convolutions)
+        return stage, lowered(stage.graph, self._model, names, self._options, sevens=self._sevens, convolutions=self._convolutions)
+
+    def _stage(self, extent: int) -> stages.StageGraph:
+        bucket = self._bucket
+        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in self._bindings.items()}
+        stage = stages.derive(self._model, [bound], self._options.capacities, self._derived, bucket=self._folding)
+        if stage.kind != "static" or stage.more or stage.needs:
+            raise NoBucket("shapes depend on values", elsewhere=False)
+        self._folding.longest = False
+        return stage
 
 
 def _inputs(graph: Graph) -> list[Value]:

@@ -37,7 +37,7 @@ class PlanRequests(PlanBuilder):
             plan = model.live.get(found)
         if plan is not None:
             if message.often and plan.served_bucket is not None:
-                self._want_own(model, own, message)
+                self._want_own(plan, plan.served_bucket, own, message)
             self.step(plan, Event.ASKED, asker)
             if message.beside and plan.served_bucket is not None:
                 self._plan_beside(plan, plan.served_bucket, message)
@@ -106,10 +106,14 @@ class PlanRequests(PlanBuilder):
             if plan.background and plan.key != but:
                 self.step(plan, Event.STOPPED)
 
-    def _want_own(self, model: Model, key: bytes, message: protocol.MakePlan) -> None:
-        """A request's shapes come often: they get a plan of their own, behind the requests."""
+    def _want_own(self, plan: Plan, served: ServedBucket, key: bytes, message: protocol.MakePlan) -> None:
+        """A request's shapes come often: they get a plan of their own, behind the requests, in the place of the bucket's."""
+        model, bucket = plan.model, plan.job.bucket
+        assert bucket is not None
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
-            self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.rates_name), background=True))
+            within = WantedBucket(served.least, served.most, plan.extent(message), bucket.axes)
+            job = PlanStage(message.stages, message.capacities, [], self._setup.rates_name, within=within)
+            self._request(Plan(model, key, job, background=True))
 
     def _plan_beside(self, plan: Plan, served: ServedBucket, asked: protocol.MakePlan) -> None:
         """Requests do not wait for the plans of the buckets beside the one that they are in when they come to them: those are made behind

@@ -16,7 +16,9 @@ from aspen_mp.shm.segments import Segment
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    entry = plans.plan(plan_cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.rates, job.bucket))
+    shapes = (job.stages, job.capacities)
+    key = plan_cache.plan_key(plans.build, digest, options, *shapes, job.speeds, job.rates, job.bucket, job.within)
+    entry = plans.plan(key)
     served_bucket = None if entry is None else entry.note.served_bucket
     if job.bucket is not None and served_bucket is not None and not served_bucket.least <= job.bucket.extent <= served_bucket.most:
         return None  # it is for another half of the bucket

@@ -196,7 +196,7 @@ class CacheWriter:
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
         key = plan_cache.plan_key(
-            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.rates, message.bucket
+            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.rates, message.bucket, message.within
         )
         note = plan_cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),

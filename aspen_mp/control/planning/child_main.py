@@ -224,7 +224,11 @@ class Planner:
         else:
             message = msgspec.structs.replace(message, bucket=None)
             options = self._options_of(message)
-            result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
+            if message.within is not None:
+                result = _within(model, bindings[0], message.within, machine, options, self._derived)
+            result = result or api.plan_stage(
+                model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived
+            )
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [], no_bucket=no_bucket)
@@ -343,13 +347,9 @@ def _of_bucket(
     """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
     from aspen_mp.planner import api
 
-    per = {name: tuple(map(int, row)) for name, row in zip(bindings, bucket.axes, strict=True)}
     larger = [(ends.least, ends.most) for ends in bucket.choices[:-1]]
     for least, most in [*larger, *shape_buckets.halves(bucket.least, bucket.most, bucket.extent)]:
-        wanted = api.ShapeBucket(least, most, per)
-        longest = {
-            name: replace(bound, shape=wanted.shape(name, bound.shape or (), bucket.extent, most)) for name, bound in bindings.items()
-        }
+        wanted, longest = _longest(bindings, bucket, least, most)
         demand: api.Demand = "even" if (least, most) == bucket.wide else "busy" if (least, most) == bucket.broad else "none"
         try:
             found = api.plan_bucket(
@@ -362,6 +362,37 @@ def _of_bucket(
         except AspenError:  # the model may not take the longest: positions that there are no embeddings for
             continue
     return None, False
+
+
+def _within(
+    model: api.OnnxModel,
+    bindings: Mapping[str, api.Binding],
+    bucket: WantedBucket,
+    machine: Machine,
+    options: api.Options,
+    derived: stages.Derived,
+) -> api.StageResult | None:
+    """A plan for one extent of a bucket, that of `bindings`; None where there is none for the bucket, as this process sees it."""
+    from aspen_mp.planner import api
+
+    wanted, longest = _longest(bindings, bucket, bucket.least, bucket.most)
+    try:
+        return api.plan_within(
+            model, longest, wanted, bucket.extent, workers=len(machine), machine=machine, options=options, derived=derived
+        )
+    except api.NoBucket:
+        return None
+
+
+def _longest(
+    bindings: Mapping[str, api.Binding], bucket: WantedBucket, least: int, most: int
+) -> tuple[api.ShapeBucket, dict[str, api.Binding]]:
+    """The bucket from `least` to `most`, and what is bound at its longest extent, given the bindings of a request at `bucket.extent`."""
+    from aspen_mp.planner import api
+
+    wanted = api.ShapeBucket(least, most, {name: tuple(map(int, row)) for name, row in zip(bindings, bucket.axes, strict=True)})
+    longest = {name: replace(bound, shape=wanted.shape(name, bound.shape or (), bucket.extent, most)) for name, bound in bindings.items()}
+    return wanted, longest
 
 
 def _made_bucket(result: api.StageResult, bucket: WantedBucket | None) -> WantedBucket | None:

@@ -133,10 +133,12 @@ def plan_key(
     speeds: Sequence[float],
     rates: str,
     bucket: WantedBucket | None = None,
+    within: WantedBucket | None = None,
 ) -> str:
     """The name of a plan."""
     if bucket is None:
-        return _name("plan", build, digest, list(options), stages, capacities, speeds, rates)
+        beside = () if within is None else (within.least, within.most, within.axes)
+        return _name("plan", build, digest, list(options), stages, capacities, speeds, rates, *beside)
     shapes = (bucket.at(stages[0], bucket.most), bucket.axes, bucket.least)
     return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
 
