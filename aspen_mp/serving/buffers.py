@@ -78,14 +78,22 @@ class Buffers:
         self._nbytes += made.nbytes
         free.append(made)
 
-    def give(self, key: Key, buffers: InputBuffers) -> None:
-        """The request has ended. Where workers may still read its inputs, their memory comes back by itself."""
-        if self._closed or buffers.in_flight or self._model.home != self._home:
+    def give(self, key: Key, buffers: InputBuffers, home: str) -> None:
+        """The request has ended. Where workers may still read its inputs, their memory comes back by itself. `home`: that of the runtime
+        when it began; buffers of one that was lost since are not counted any more."""
+        if home != self._home:
+            buffers.close()
+        elif self._closed or self._model.home != home or buffers.in_flight:
             self._made -= 1
             self._nbytes -= buffers.nbytes
             buffers.close()
         else:
             self._free[key].append(buffers)
+
+    @property
+    def home(self) -> str:
+        """The runtime that all buffers lie in."""
+        return self._home
 
     def _forget(self) -> None:
         self._free.clear()
@@ -104,6 +112,7 @@ class Rooms:
     def __init__(self, buffers: Buffers | None) -> None:
         self._buffers = buffers
         self._key: Key = ()
+        self._home = ""
         self._taken: InputBuffers | None = None
 
     def open(self, request: Request) -> None:
@@ -119,6 +128,7 @@ class Rooms:
         if nbytes >= LEAST_BYTES:
             self._key = tuple([(tensor.name, tuple(tensor.shape)) for tensor in request.inputs])
             self._taken = self._buffers.take(self._key)
+            self._home = self._buffers.home
 
     def of(self, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """The array for an input; None where there is none."""
@@ -131,7 +141,7 @@ class Rooms:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         taken, self._taken = self._taken, None
         if taken is not None and self._buffers is not None:
-            self._buffers.give(self._key, taken)
+            self._buffers.give(self._key, taken, self._home)
 
 
 NOWHERE: Final = Rooms(None)

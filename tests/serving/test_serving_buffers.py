@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,27 @@ def test_requests_without_buffers(runtime: aspen_mp.Runtime, asked: Request) -> 
                 rooms.open(asked)
                 assert rooms.of("x", np.dtype(np.float32)) is None
             await asyncio.sleep(0.001)
+        buffers.close()
+
+    asyncio.run(work())
+
+
+def test_buffers_of_a_runtime_that_was_lost_are_not_used_again(runtime: aspen_mp.Runtime) -> None:
+    """One request still has them when the next one finds another runtime."""
+    model = loaded(runtime)
+
+    async def work() -> None:
+        buffers = Buffers(model)
+        await until_there(buffers, 1)
+        with buffers.rooms() as rooms:
+            rooms.open(request())
+            assert rooms.of("x", np.dtype(np.float32)) is not None
+            buffers._model = SimpleNamespace(home="another", input_buffers=model.input_buffers)  # type: ignore[assignment]
+            with buffers.rooms() as later:
+                later.open(request())
+                assert later.of("x", np.dtype(np.float32)) is None
+        assert not any(buffers._free.values())
+        assert (buffers._made, buffers._nbytes) == (0, 0)
         buffers.close()
 
     asyncio.run(work())
