@@ -336,7 +336,7 @@ class Model:
         """
         limit = None if timeout is None else arguments.seconds("timeout", timeout)
         urgency = _urgency(priority, deadline_ms, on_late)
-        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), urgency, copy, limit)
+        return self._start(self._check(self._signature.named(feeds)), self._signature.wanted(outputs), urgency, copy, limit)
 
     def submit_part(self, feeds: Mapping[str, Any], *, first: bool) -> RequestFuture:
         """Start a request that is a part of a call, for callers that cut calls into parts of equal shapes, such as `aspen_mp.torch`.
@@ -353,11 +353,11 @@ class Model:
         Raises:
             RequestError, QueueFull, RuntimeLost: As of `submit`.
         """
-        return self._start(self._signature.named(feeds), None, _PLAIN["normal"], copy=False, counts=first)
+        return self._start(self._check(self._signature.named(feeds)), None, _PLAIN["normal"], copy=False, counts=first)
 
     def _start(
         self,
-        feeds: Mapping[str, Any],
+        arrays: dict[str, Any],
         names: Sequence[str] | None,
         urgency: Urgency,
         copy: bool = True,
@@ -365,7 +365,7 @@ class Model:
         loop: LoopResults | None = None,
         counts: bool = True,
     ) -> RequestFuture:
-        arrays = self._check(feeds)
+        """Starts a request with what `_check` gave."""
         future = RequestFuture(loop)
         request = _Request(names, urgency, future, copy, counts)
         future.began = self._begins(wait=False)
@@ -489,6 +489,9 @@ class Model:
         urgency = _urgency(priority, deadline_ms, on_late)
         loop = asyncio.get_running_loop()
         return await arrival(await self._start_soon(named, names, urgency, copy, limit, loop), loop)
+
+    def _start_now(self, feeds: Mapping[str, Any], names: Sequence[str] | None, urgency: Urgency, copy: bool) -> RequestFuture:
+        return self._start(self._check(feeds), names, urgency, copy)
 
     async def _start_soon(
         self,
@@ -633,7 +636,7 @@ class Model:
             An iterator of {output name: array}. It has `close`, works as a context manager, and may be used from several threads. Closing
             or forgetting it cancels what is in flight.
         """
-        submit = self._for_items(self._start, outputs, (priority, deadline_ms, on_late), copy)
+        submit = self._for_items(self._start_now, outputs, (priority, deadline_ms, on_late), copy)
         return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
 
     def map_async(
@@ -682,7 +685,7 @@ class Model:
         urgency: tuple[str, float | None, OnLate],
         copy: bool,
     ) -> Callable[[Any], Started]:
-        """The function that starts a request with an item, by `_start` or `_start_soon`. `urgency`: the arguments of `_urgency`."""
+        """The function that starts a request with an item, by `_start_now` or `_start_soon`. `urgency`: the arguments of `_urgency`."""
         names = self._signature.wanted(outputs)
         _urgency(*urgency)  # wrong ones are refused now
         return lambda item: start(self._signature.item(item), names, _urgency(*urgency), copy)

@@ -47,6 +47,22 @@ def every_type() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
+def words() -> onnx.ModelProto:
+    """Numbers and other names of words."""
+    numbers = {"keys_strings": ["a", "Zürich"], "values_int64s": [1, 2], "default_int64": 7}
+    names = {"keys_strings": ["a", "Zürich"], "values_strings": ["first", "größte"], "default_string": "?"}
+    nodes = [
+        helper.make_node("LabelEncoder", ["word"], [y], domain="ai.onnx.ml", **more) for y, more in (("number", numbers), ("name", names))
+    ]
+    inputs = [helper.make_tensor_value_info("word", TensorProto.STRING, ["n"])]
+    outputs = [
+        helper.make_tensor_value_info("number", TensorProto.INT64, ["n"]),
+        helper.make_tensor_value_info("name", TensorProto.STRING, ["n"]),
+    ]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(helper.make_graph(nodes, "words", inputs, outputs), opset_imports=opsets, ir_version=9)
+
+
 def arrays() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
     found: dict[str, np.ndarray] = {}
@@ -68,6 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tools.Server]:
     tools.save(folder, "mlp", 1, small_models.mlp("n"))
     tools.save(folder, "types", 7, every_type())
     tools.save(folder, "two", 2, small_models.two_inputs())
+    tools.save(folder, "words", 1, words())
     with tools.serving(folder, folder) as found:
         yield found
 
@@ -107,7 +124,7 @@ def test_statistics_count(client: tools.Client) -> None:
     before = count()
     client.infer("mlp", tools.mlp_feeds())
     assert count() == before + 1
-    assert {each["name"] for each in client.ask("/v2/models/stats")[2]["model_stats"]} == {"mlp", "types", "two"}
+    assert {each["name"] for each in client.ask("/v2/models/stats")[2]["model_stats"]} == {"mlp", "types", "two", "words"}
 
 
 def test_metrics(client: tools.Client) -> None:
@@ -204,6 +221,21 @@ def test_every_type_as_json(client: tools.Client) -> None:
     for output in said["outputs"]:
         name = output["datatype"]
         assert np.array(output["data"], datatypes.NAMES[name]).tolist() == wanted(name, given[name])
+
+
+def test_words_that_a_model_looks_up(client: tools.Client) -> None:
+    given = np.array(["Zürich", "a", "", "b"], object)
+    told = [[2, 1, 7, 7], ["größte", "first", "?", "?"]]
+    listed = {"name": "word", "shape": [4], "datatype": "BYTES", "data": given.tolist()}
+    status, _, said = client.ask("/v2/models/words/infer", {"inputs": [listed]})
+    assert status == 200, said
+    assert [output["data"] for output in said["outputs"]] == told
+    packed = pack("BYTES", given)
+    del listed["data"]
+    head = json.dumps({"inputs": [{**listed, "parameters": {"binary_data_size": len(packed)}}]}).encode()
+    status, _, said = client.ask("/v2/models/words/infer", head + packed, {"Inference-Header-Content-Length": str(len(head))})
+    assert status == 200, said
+    assert [output["data"] for output in said["outputs"]] == told
 
 
 def test_bytes_and_json_in_one_request(client: tools.Client) -> None:
