@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
-from aspen_mp.serving.access.connections import EXCHANGE, Exchange
+from aspen_mp.serving.access.connections import EXCHANGE, Exchange, Headers
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
@@ -34,15 +34,12 @@ from aspen_mp.serving.text import openai
 if TYPE_CHECKING:
     from aspen_mp.serving.telemetry.traces import HttpTrace, Telemetry
 
-Headers = list[tuple[bytes, bytes]]
 OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
 """Routes that need no token: probes have none."""
 UNTRACED: Final = {*OPEN, "/metrics"}
 """Routes of probes, which would bury the others in traces."""
 REGIONS: Final = "regions"
 """The key of a request's `scope["state"]` with the regions of shared memory of its connection, if it has any."""
-_SHORT: Final = 64 << 10
-"""Bytes of an answer that are sent in one piece, although they have to be copied for that."""
 _JSON: Final[Headers] = [(b"content-type", b"application/json")]
 
 
@@ -108,8 +105,9 @@ class Infer:
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["extensions"][EXCHANGE]
         try:
-            headers, pieces = await self._answer(scope, receive)
+            headers, pieces = await self._answer(scope, receive, exchange)
         except Disconnected:
             return
         except Exception as error:
@@ -117,20 +115,12 @@ class Infer:
                 trace.failed(error)
             await failure(error, scope["path"])(scope, receive, send)
             return
-        nbytes = sum(map(len, pieces))
-        headers.append((b"content-length", str(nbytes).encode()))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if nbytes < _SHORT:
-            pieces = [b"".join(pieces)]
-        for k, piece in enumerate(pieces, 1):
-            await send({"type": "http.response.body", "body": piece, "more_body": k < len(pieces)})
+        await exchange.answer(headers, pieces, close=self._shelf.closing)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
+    async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> tuple[Headers, list[Any]]:
         shelf, where = self._shelf, scope["path_params"]
         shelf.refuse_if_absent()
-        sent = dict(scope["headers"])
-        header_length = length_of(sent, inference.HEADER_LENGTH, self._limits.body)
-        exchange: Exchange = scope["extensions"][EXCHANGE]
+        header_length = length_of(exchange.headers, inference.HEADER_LENGTH, self._limits.body)
         shelved = shelf.find(where["model"], where.get("version"))
         trace = steps.CURRENT.get()
         if trace is not None:
@@ -141,7 +131,7 @@ class Infer:
             shelved.lease(),
             shelved.counts.begins() as counted,
             shelved.rooms() as rooms,
-            Body(receive, sent, self._limits, self._budget, exchange) as body,
+            Body(receive, exchange.headers, self._limits, self._budget, exchange) as body,
         ):
             call = await inference.read(body, header_length, shelved.model.inputs, regions, rooms)
             counted.has_read()
@@ -157,13 +147,12 @@ class Infer:
 class Embed(Infer):
     """`POST /v1/embeddings`."""
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[Headers, list[Any]]:
+    async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> tuple[Headers, list[Any]]:
         self._shelf.refuse_if_absent()
-        exchange: Exchange = scope["extensions"][EXCHANGE]
         trace = steps.CURRENT.get()
         if trace is not None:
             trace.enter(steps.READ)
-        with Body(receive, dict(scope["headers"]), self._limits, self._budget, exchange) as body:
+        with Body(receive, exchange.headers, self._limits, self._budget, exchange) as body:
             request = openai.decoded(await body.read_text(None))
             with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:
@@ -372,7 +361,7 @@ class Around:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN:
+            if self._tokens.asked and scope["path"] not in OPEN:
                 self._tokens.check(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
             await self._app(scope, receive, noted)
         except Refused as refused:
@@ -381,6 +370,9 @@ class Around:
             await failure(refused, scope["path"])(scope, receive, noted)
         finally:
             if trace is not None or self._log is not None:
+                exchange: Exchange | None = scope.get("extensions", {}).get(EXCHANGE)
+                if not status and exchange is not None:
+                    status, sent = exchange.answered
                 self._tell(scope, status, sent, time.perf_counter() - began, trace)
 
     def _tell(self, scope: Scope, status: int, sent: int, seconds: float, trace: HttpTrace | None) -> None:

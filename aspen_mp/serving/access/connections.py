@@ -24,6 +24,12 @@ EXCHANGE: Final = "aspen_mp.exchange"
 _HEAD: Final = 16 << 10
 """Bytes that are read while headers are expected. What of the body comes with them is copied."""
 _PIECE: Final = 256 << 10
+_READS: Final = 8
+"""How often a body is read in one turn of the loop. Its client writes more meanwhile, and others wait."""
+_SHORT: Final = 64 << 10
+"""Bytes of an answer that are joined with its head, although they have to be copied for that."""
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class _TooLarge(Exception):
@@ -42,42 +48,19 @@ class _Reader(asyncio.BufferedProtocol):
         self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
 
-class _OneWrite:
-    """The transport of one answer: its head goes with the first part of its body, in one write. Two would wake the client twice.
+class Exchange:
+    """What the application that answers a request may do with its connection, beyond ASGI.
 
-    For requests whose answers have a body: a head by itself is kept.
+    Attributes:
+        headers: {name: value} of the request.
+        answered: Status and bytes of the body of what `answer` has answered, (0, 0) before.
     """
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._head = b""
-        self._begun = False
-
-    def write(self, data: Any) -> None:
-        """As of transports."""
-        if not self._begun and not data.startswith(b"HTTP/1.1 100 "):
-            self._begun, self._head = True, data
-            return
-        head, self._head = self._head, b""
-        self._transport.writelines((head, data) if head else (data,))
-
-    def is_closing(self) -> bool:
-        """As of transports."""
-        return bool(self._transport.is_closing())
-
-    def close(self) -> None:
-        """As of transports: after what has been written."""
-        if self._head:
-            self._transport.write(self._head)
-        self._transport.close()
-
-
-class Exchange:
-    """What the application that answers a request may do with its connection, beyond ASGI."""
-
-    def __init__(self, connection: LimitedConnection, cycle: RequestResponseCycle) -> None:
+    def __init__(self, connection: LimitedConnection, cycle: RequestResponseCycle, headers: dict[bytes, bytes]) -> None:
         self._connection = connection
         self._cycle = cycle
+        self.headers = headers
+        self.answered = 0, 0
 
     def at_hand(self, n: int) -> memoryview | None:
         """The next `n` bytes of a body, if they have come already."""
@@ -91,6 +74,30 @@ class Exchange:
         """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
         body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop."""
         return await self._connection.read_into(self._cycle, target, until)
+
+    async def answer(self, headers: Headers, pieces: list[Any], *, close: bool) -> None:
+        """Answers with status 200 and a body of these pieces, all in one write: two would wake the client twice. `close`: this is the last
+        answer on the connection."""
+        cycle, nbytes = self._cycle, sum(map(len, pieces))
+        if cycle.flow.write_paused:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        cycle.keep_alive = cycle.keep_alive and not close
+        cycle.response_started = cycle.response_complete = True
+        lines = [*cycle.default_headers, *headers, (b"content-length", b"%d" % nbytes)]
+        if not cycle.keep_alive:
+            lines.append((b"connection", b"close"))
+        head = b"HTTP/1.1 200 OK\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % line for line in lines])
+        self.answered = 200, nbytes
+        if nbytes < _SHORT:
+            cycle.transport.write(b"".join((head, *pieces)))
+        else:
+            cycle.transport.writelines([head, *pieces])
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
     def watch(self, gone: Callable[[], None] | None) -> None:
         """`gone` is called if the client goes, from now on. None: it is not called any more. The body has been read."""
@@ -200,7 +207,11 @@ class LimitedConnection(HttpToolsProtocol):
         if not following:
             return known
         self._bypassed = True
-        at = known + self._read_now(target[known : known + following])
+        at = known
+        for _ in range(_READS):
+            if not (n := self._read_now(target[at : known + following])):
+                break
+            at += n
         if at == known + following:
             return at
         self._sink = target[at : known + following]
@@ -261,10 +272,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._too_large = True
             raise _TooLarge
         super().on_headers_complete()
-        if self.scope["method"] == "POST":
-            self.cycle.transport = _OneWrite(self.transport)
-        self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle)}
         said = dict(self.headers)
+        self.scope["extensions"] = {EXCHANGE: Exchange(self, self.cycle, said)}
         length = said.get(b"content-length", b"")
         if length.isdigit() and b"transfer-encoding" not in said and not self.parser.should_upgrade():
             self._left = int(length)
