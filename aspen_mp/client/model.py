@@ -134,7 +134,8 @@ class Model:
 
     def _new_tree(self, session: Session) -> StageTree:
         self._requests.counted_in(session.tally.row(self._id))
-        return StageTree(session, self._id, self.name, self._signature.output_names, self._signature.keys, self._signature.codes)
+        told = self._signature
+        return StageTree(session, self._id, self.name, told.output_names, told.keys, told.codes, fixed=told.fixed)
 
     def forked(self) -> None:
         """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""

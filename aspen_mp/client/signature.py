@@ -61,6 +61,7 @@ class Signature:
             info.name: np.array(info.keys, object) if info.kind == "string" else info.keys for info in loaded.outputs if info.keys
         }
         self._input_names = {info.name for info in self.inputs}
+        self.fixed = all(info.shape is not None and all(isinstance(extent, int) for extent in info.shape) for info in self.inputs)
 
     def known_inputs(self) -> str:
         """For messages: names of inputs, and how many more there are whose initializers may be overridden."""

@@ -28,7 +28,7 @@ from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings._channel import Urgency
-from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.errors import ModelInvalidError, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
 
 if TYPE_CHECKING:
@@ -134,15 +134,18 @@ class StageTree:
         outputs: Sequence[str],
         keys: Mapping[str, values.Keys] | None = None,
         codes: Mapping[str, dict[str, int]] | None = None,
+        *,
+        fixed: bool,
     ) -> None:
         """`keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
-        of strings, of which they take numbers."""
+        of strings, of which they take numbers. `fixed`: whether the model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
         self._keys = dict(keys or {})
         self._codes = dict(codes or {})
+        self._fixed = fixed
         self._transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
@@ -372,11 +375,16 @@ class StageTree:
         capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
 
         def call() -> protocol.Planned:
-            return self._session.control.call(
-                lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside),
-                protocol.Planned,
-                progress=progress,
-            )[0]
+            try:
+                return self._session.control.call(
+                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+                    protocol.Planned,
+                    progress=progress,
+                )[0]
+            except ModelInvalidError as error:
+                if self._is_given_by_model(node):
+                    raise
+                raise RequestError(*error.args) from None
 
         try:
             return call()
@@ -384,6 +392,10 @@ class StageTree:
             if not self._shed():
                 raise
         return call()
+
+    def _is_given_by_model(self, node: _Node) -> bool:
+        """Whether all requests come to this node, so that what is wrong there is the model's fault."""
+        return self._fixed and len(node.binds) == 1 and all(bind.value is None for bind in node.binds[0])
 
     def _shed(self) -> bool:
         """Gives all memory back that waits for requests, because memory is wanted. Whether there was any."""

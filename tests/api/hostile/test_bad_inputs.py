@@ -183,6 +183,42 @@ def test_damaged_plans_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------------------------------------------------------- requests
 
 
+F32, INTS = np.ones((2, 3), np.float32), onnx.TensorProto.INT64
+OPEN: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
+    "inner extents differ": (N("MatMul", ["x", "z"], ["y"]), {"x": F32, "z": F32}),
+    "no extent is 1": (N("Add", ["x", "z"], ["y"]), {"x": F32, "z": np.ones(2, np.float32)}),
+    "other rows beside each other": (N("Concat", ["x", "z"], ["y"], axis=1), {"x": F32, "z": np.ones((3, 3), np.float32)}),
+    "channels": (N("Conv", ["x", "z"], ["y"]), {"x": np.ones((1, 4, 8, 8), np.float32), "z": np.ones((4, 3, 3, 3), np.float32)}),
+    "another number of elements": (N("Reshape", ["x", "s"], ["y"]), {"x": F32, "s": np.array([4, 2])}),
+    "no axis": (N("Squeeze", ["x", "s"], ["y"]), {"x": F32, "s": np.array([5])}),
+    "too few repeats": (N("Tile", ["x", "s"], ["y"]), {"x": F32, "s": np.array([5])}),
+    "parts that are no whole": (N("Split", ["x", "s"], ["y", "more"]), {"x": F32, "s": np.array([0, 0])}),
+    "negative extent": (N("ConstantOfShape", ["s"], ["y"]), {"s": np.array([-5])}),
+    "steps of nothing": (N("Range", ["s", "t", "s"], ["y"]), {"s": np.array(0), "t": np.array(3)}),
+}
+"""Nodes that take inputs of any shape, and what they refuse: shapes, and values that decide shapes."""
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("case", OPEN)
+def test_what_only_a_request_shows(shared_runtime: aspen_mp.Runtime, case: str, behind: bool) -> None:
+    """The model is valid, and the error is the request's. `behind`: a node before the one that refuses has taken its first input."""
+    node, feeds = OPEN[case]
+    inner, first = onnx.NodeProto.FromString(node.SerializeToString()), node.input[0]
+    if behind:
+        inner.input[:] = ["r" if name == first else name for name in node.input]
+    kinds = {name: INTS if array.dtype == np.int64 else onnx.TensorProto.FLOAT for name, array in feeds.items()}
+    inputs = [value(name, [None] * array.ndim, kinds[name]) for name, array in feeds.items()]
+    output = value("y", None, INTS if node.op_type == "Range" else onnx.TensorProto.FLOAT)
+    nodes = [N("Neg", [first], ["n"]), N("Neg", ["n"], ["r"])] if behind else []
+    loaded = shared_runtime.load(model([*nodes, inner], inputs=inputs, outputs=[output]), name="open")
+    for _ in range(2):
+        with pytest.raises(RequestError, match=rf"model 'open'.*{node.op_type}") as caught:
+            loaded.run(feeds)
+        assert type(caught.value) is RequestError
+    loaded.unload()
+
+
 def test_requests(shared_runtime: aspen_mp.Runtime) -> None:
     """What does not fit the model, and what is nobody's or another's to say. The connection survives all of it."""
     loaded = shared_runtime.load(small_models.mlp(seed=3), name="target")
