@@ -37,6 +37,26 @@ def test_scan_finds_models_and_nothing_else(tmp_path: Path) -> None:
     assert "instances" in found.broken["b"]
 
 
+def test_models_in_the_wrong_place_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    tools.save(root, "fine", 1, tools.constant(1))
+    for wrong in ("net.onnx", "flat/model.onnx", "named/v1/model.onnx", "other/1/net.onnx", ".draft/1/model.onnx", "fine/old/model.onnx"):
+        (root / wrong).parent.mkdir(parents=True, exist_ok=True)
+        (root / wrong).touch()
+    (root / "fine" / "config.pbtxt").touch()
+    found = disk.scan(root)
+    assert (list(found.versions), found.broken) == (["fine"], {})
+    to = {"net.onnx": "net", "flat/model.onnx": "flat", "named/v1/model.onnx": "named", "other/1/net.onnx": "other"}
+    for wrong, name in to.items():
+        assert any(said.startswith(f"{root / wrong} ") and f"{root / name}/1/model.onnx" in said for said in found.misplaced), wrong
+    assert any(str(root / "fine" / "config.pbtxt") in said for said in found.misplaced)
+    assert len(found.misplaced) == 5
+    with tools.serving(tmp_path, root) as server:
+        server.wait_for(str(root / "flat" / "model.onnx"))
+        with tools.client(server.address) as client:
+            assert value(client, "fine") == 1
+
+
 def test_stamps_tell_contents_apart(tmp_path: Path) -> None:
     tools.save(tmp_path, "a", 1, tools.constant(2))
 

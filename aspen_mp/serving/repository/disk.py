@@ -24,6 +24,7 @@ from aspen_mp.shm.errors import ConfigError
 
 MODEL: Final = "model.onnx"
 CONFIG: Final = "config.toml"
+_TRITON: Final = "config.pbtxt"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -110,25 +111,47 @@ class Found:
 
 @dataclass(slots=True)
 class Contents:
-    """What a scan has found: versions by model, the newest first, and {model: why none of it can be read}."""
+    """What a scan has found: versions by model, the newest first, {model: why none of it can be read}, and what looks like a model that
+    lies in the wrong place."""
 
     versions: dict[str, list[Found]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    misplaced: list[str] = field(default_factory=list)
 
 
 def scan(root: Path) -> Contents:
     """What a repository holds. OSError where the folder itself cannot be read. Folders of other names are no models."""
-    contents = Contents()
+    contents = Contents(misplaced=[_misplaced(file, root / file.stem) for file in _models(root)])
     for folder in _folders(root, NAME):
         try:
             config = read_config(folder / CONFIG)
             versions = [found for each in _folders(folder, _VERSION) if (found := _found(folder.name, each, config)) is not None]
+            contents.misplaced += _strange(folder, versions)
         except (ConfigError, OSError) as error:
             contents.broken[folder.name] = str(error)
             continue
         if versions:
             contents.versions[folder.name] = sorted(versions, key=lambda found: -found.version)
     return contents
+
+
+def _strange(folder: Path, versions: list[Found]) -> list[str]:
+    """What of a model's folder is not read, and was meant to be."""
+    said = []
+    if not versions:
+        beneath = [each for each in sorted(folder.iterdir()) if each.is_dir() and each.name[0] != "."]
+        said = [_misplaced(file, folder) for each in (folder, *beneath) for file in _models(each)]
+    if (folder / _TRITON).is_file() and not (folder / CONFIG).is_file():
+        said.append(f"{folder / _TRITON} is not read. Say in {folder / CONFIG} what is to differ from the defaults")
+    return said
+
+
+def _models(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.suffix == ".onnx" and each.name[0] != "." and each.is_file())
+
+
+def _misplaced(file: Path, folder: Path) -> str:
+    return f"{file} is no version of a model. Put it at {folder / '1' / MODEL}, or serve the file by itself"
 
 
 def single(name: str, path: Path) -> Found:
