@@ -21,7 +21,7 @@ from aspen_mp.client.requests._fast_path import address
 from aspen_mp.client.requests.buffers import InputBuffers
 from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
 from aspen_mp.client.requests.stage_tree import StageTree
-from aspen_mp.client.restart import MOST_LOSSES
+from aspen_mp.client.residence import Residence
 from aspen_mp.client.signature import Signature, ValueInfo
 from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms, stream_async
 from aspen_mp.control.wire import protocol
@@ -66,98 +66,41 @@ class Model:
         """`source`: to load it from again when the runtime was lost. `elsewhere`: address of the runtime where another process loaded it.
         `runtime`: which must not end because nobody but this model refers to it any more; it never refers to its models."""
         self._runtime = runtime
-        self._source = source
         self._link = way
-        self._loaded = loaded
-        self._id = loaded.model
-        self.name = name or loaded.name
-        self._signature = Signature(self.name, loaded)
+        self._signature = Signature(name or loaded.name, loaded)
+        self.name = self._signature.model
         self.inputs: list[ValueInfo] = self._signature.inputs
         self.outputs: list[ValueInfo] = self._signature.outputs
-        self._lock = threading.Lock()
-        self._home = elsewhere or way.address  # of the runtime that `_id` is of
-        self._own: StageTree | None = None
         self._fast_path: FastPath | None = None  # of the stage that the last request ran
         self._requests = _tally.Requests()
         self._counting = threading.Lock()  # guards `_parked`
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
-        if not elsewhere:
-            self._own = self._new_tree(way.session())
+        self._residence = Residence(way, loaded, self._signature, self._requests, source, elsewhere)
         way.holds(self)
 
     @property
     def _tree(self) -> StageTree:
-        return self._ready()
-
-    def _ready(self, until: float | None = None) -> StageTree:
-        """The model's stages in a runtime that is there. `until`: as of `Link.session`."""
-        own = self._own
-        if own is None:
-            return self._take_over(until)
-        if self._source is not None and self._left(own):
-            return self._load_again(self._source, until)
-        return own
-
-    def _left(self, own: StageTree) -> bool:
-        """Whether new requests have to go to another runtime."""
-        return own.session.lost or (own.session.stopping is not None and self._link.revives)
-
-    def _load_again(self, source: ModelSource, until: float | None = None) -> StageTree:
-        """The first use since the runtime was lost."""
-        session = self._link.session(until)  # not under the lock, which who waits for less long may need
-        with self._lock:
-            own = self._own
-            if own is None or own.session is not session:
-                self._loaded = source.load(session, None)
-                self._id, self._home = self._loaded.model, session.welcome.address
-                self._own = self._new_tree(session)
-                if own is not None:
-                    own.retire()
-            assert self._own is not None
-            return self._own
-
-    def _take_over(self, until: float | None) -> StageTree:
-        """The first use in this process of what another one has loaded."""
-        session = self._link.session(until)
-        if session.welcome.address != self._home:
-            if self._source is None:
-                raise RuntimeLost(
-                    f"the runtime in which model {self.name!r} was loaded has ended; load the model again (handles that other processes "
-                    "got do that by themselves only for models that were loaded from a file)"
-                )
-            return self._load_again(self._source, until)
-        with self._lock:
-            if self._own is None:
-                session.adopt(self._id)
-                self._own = self._new_tree(session)
-            return self._own
-
-    def _new_tree(self, session: Session) -> StageTree:
-        self._requests.counted_in(session.tally.row(self._id))
-        told = self._signature
-        return StageTree(session, self._id, self.name, told.output_names, told.keys, told.codes, fixed=told.fixed)
+        return self._residence.tree()
 
     def forked(self) -> None:
-        """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""
-        self._own = None
+        """In a forked child: see `Residence.forked`."""
         self._fast_path = None
-        self._source = self._source if self._link.revives else None
-        self._lock = threading.Lock()
         self._counting = threading.Lock()
         gone, self._requests = self._requests.gone, _tally.Requests()
         if gone:
             self._requests.leaves()
         self._parked = set()
+        self._residence.forked(self._requests)
 
     @property
     def number(self) -> int:
         """What the runtime calls the model: `id` in `Runtime.status`."""
-        return self._id
+        return self._residence.number
 
     @property
     def home(self) -> str:
         """The address of the runtime that calls it so."""
-        return self._home
+        return self._residence.address
 
     @property
     def in_flight(self) -> int:
@@ -167,11 +110,8 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_there()
-        named = self._link.travels
-        if self._source is not None and named is None:
-            self._load_again(self._source)  # where the runtime was lost: what travels is the new one's
-        source = self._source if named is not None and self._source is not None and self._source.travels else None
-        return _restore, (self._home, msgspec.msgpack.encode(self._loaded), self.name, named, source)
+        address, loaded, named, source = self._residence.travels()
+        return _restore, (address, msgspec.msgpack.encode(loaded), self.name, named, source)
 
     def __repr__(self) -> str:
         return f"<aspen_mp.Model {self.name!r}: {self._signature.known_inputs()} -> {', '.join(self._signature.output_names)}>"
@@ -282,14 +222,14 @@ class Model:
     def _losses(self, losses: int, lost: RuntimeLost) -> int:
         """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
         losses += lost.begun
-        if self._source is None or lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
+        if not self._residence.goes_on(lost, losses):
             raise lost
         return losses
 
     def _run(
         self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, deadline: float | None
     ) -> dict[str, npt.NDArray[Any]]:
-        tree = self._ready(deadline)
+        tree = self._residence.tree(deadline)
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         stage = tree.single(arrays)
         if stage is not None:
@@ -382,8 +322,8 @@ class Model:
             raise
 
     def _started(self, request: _Request, arrays: dict[str, Any]) -> RequestFuture:
-        future, own = request.future, self._own
-        if self._source is not None and own is not None and self._left(own):
+        future, residence = request.future, self._residence
+        if residence.source is not None and residence.own is not None and residence.is_leaving(residence.own):
             # Another runtime has to be started: not while the caller waits, who may be an event loop.
             if not self._submit_later(request, _copied(arrays)):
                 self._submit(request, arrays)
@@ -416,11 +356,8 @@ class Model:
 
     def _lost(self, request: _Request, error: RuntimeLost, kept: dict[str, Any]) -> bool:
         """The runtime was lost with this request in it. Whether it is submitted again."""
-        if self._source is None:
-            return False
         request.losses += error.begun
-        again = error.wait_s is None and request.losses < MOST_LOSSES and self._link.revives
-        return again and self._submit_later(request, kept)
+        return self._residence.goes_on(error, request.losses) and self._submit_later(request, kept)
 
     def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
         """Submits on the thread that goes for another runtime first. False where there will be none."""
@@ -508,7 +445,7 @@ class Model:
         import asyncio
 
         arrays = self._check(feeds)
-        own = self._own
+        own = self._residence.own
         if copy and own is not None and not (own.session.lost or own.session.held):
             stage = own.single(arrays)
             if stage is not None and not stage.has_room():
@@ -699,7 +636,7 @@ class Model:
     @property
     def instances(self) -> int:
         """How many requests of it can execute at the same time."""
-        return self._loaded.instances
+        return self._residence.loaded.instances
 
     def _concurrency(self, wanted: int | None) -> int:
         return WAITING * self.instances if wanted is None else arguments.whole("concurrency", wanted, 1)
@@ -729,7 +666,7 @@ class Model:
         Raises:
             RequestError: The model was loaded from a file with a name, or from one in memory that is not sealed against writing.
         """
-        return self._tree.session.lend(self._id)
+        return self._tree.session.lend(self.number)
 
     def revive(self) -> None:
         """Load the model again now if the runtime was lost since, and plan its shapes where all are fixed.
@@ -739,7 +676,7 @@ class Model:
         Raises:
             RuntimeLost: There is no other runtime.
         """
-        self._ready()
+        self._residence.tree()
         if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
             self.prepare({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
 
@@ -753,7 +690,7 @@ class Model:
 
     def _give_back(self, loop: LoopResults | None = None) -> None:
         """`loop`: may be what calls this, and does not wait for the planner process."""
-        own, number = self._own, self._id
+        own, number = self._residence.own, self.number
         if own is None:
             return
         if loop is None:
@@ -781,13 +718,14 @@ class Model:
             if not began:
                 self._check_there()
             # It counts before it is asked whether the runtime stops: who tells that after has seen it.
-            if link.stopping is None or not (wait or self._source is None or not link.revives):
+            if link.stopping is None or not (wait or self._residence.source is None or not link.revives):
                 return began
             if requests.withdraws():
                 self._give_back()
             link.settled()
-            stopping = None if self._source is None else link.session(deadline).stopping
-            if stopping is not None or self._source is None:
+            source = self._residence.source
+            stopping = None if source is None else link.session(deadline).stopping
+            if stopping is not None or source is None:
                 raise fresh(stopping or link.stopping or RuntimeStopping("the runtime is stopping"))
 
     def _over(self, future: RequestFuture) -> None:
@@ -811,8 +749,11 @@ class Model:
             self._link.settled()
 
     def __del__(self) -> None:
-        if hasattr(self, "_requests") and not self._requests.gone and self._own is not None and self._own.session.error is None:
-            session, tree, number = self._own.session, self._own, self._id
+        residence: Residence | None = getattr(self, "_residence", None)
+        if residence is None or residence.own is None or self._requests.gone:
+            return
+        session, tree, number = residence.own.session, residence.own, residence.number
+        if session.error is None:
             session.later(lambda: _release(session, tree, number))
 
 

@@ -69,7 +69,7 @@ def test_a_stream_of_numbers_that_are_new(shared_runtime: aspen_mp.Runtime) -> N
     counts = [*range(97), *range(96, -1, -3)]
     for count in counts:
         agrees(model.run({"x": of(count)}), of(count))
-    (about,) = [m for m in shared_runtime.status()["models"] if m["id"] == model._loaded.model]
+    (about,) = [m for m in shared_runtime.status()["models"] if m["id"] == model.number]
     assert len(about["plans"]) <= eviction.MAX_BEHIND + 1
     assert len(model._tree._behind) <= stage_tree.MAX_BEHIND
     model.unload()
@@ -115,7 +115,7 @@ def test_how_large_a_result_is_is_learnt_once(shared_runtime: aspen_mp.Runtime) 
     assert before["z"] >= 2 * 60 * 4096 * 4
     asked = shared_runtime.status()["models"]
     agrees(model.run({"x": of(59)}), of(59), 4096)
-    (plans,) = [len(m["plans"]) for m in shared_runtime.status()["models"] if m["id"] == model._loaded.model]
-    (were,) = [len(m["plans"]) for m in asked if m["id"] == model._loaded.model]
+    (plans,) = [len(m["plans"]) for m in shared_runtime.status()["models"] if m["id"] == model.number]
+    (were,) = [len(m["plans"]) for m in asked if m["id"] == model.number]
     assert plans - were <= 2  # the one for 59, and the first stage's with this much room
     model.unload()

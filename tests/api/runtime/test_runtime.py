@@ -337,10 +337,11 @@ def test_others_models_and_memory_are_out_of_reach(own_directory):
     with aspen_mp.Runtime(workers=1, name="o") as runtime, aspen_mp.connect("o") as other:
         model = runtime.load(small_models.mlp())
         control = other._session.control
+        binds = [[protocol.Bind("x", "float32", [4, 16], None)]]
         with pytest.raises(RequestError, match="not loaded"):
-            control.call(lambda n: protocol.MakePlan(n, model._id, [[protocol.Bind("x", "float32", [4, 16], None)]], []), protocol.Planned)
+            control.call(lambda n: protocol.MakePlan(n, model.number, binds, []), protocol.Planned)
         with pytest.raises(RequestError, match="not loaded"):
-            control.call(lambda n: protocol.Unload(n, model._id), protocol.Done)
+            control.call(lambda n: protocol.Unload(n, model.number), protocol.Done)
         with pytest.raises(RequestError, match="does not exist"):
             control.call(lambda n: protocol.DropData(n, 1), protocol.Done)
         with pytest.raises(ResourceLimitError, match="shared memory"):
