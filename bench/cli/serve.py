@@ -1,4 +1,4 @@
-"""`aspen-mp bench serve`: a server under load, beside onnxruntime behind the same server code."""
+"""`aspen-mp bench serve`: a server under load, beside onnxruntime behind the same server code and in other servers."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def serve(
     cores: options.Cpus = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 3.0,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also measure onnxruntime, if it is installed.")] = True,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also measure onnxruntime, BentoML, MLServer, if installed.")] = True,
 ) -> None:
     """Measure a server: answers per second, latencies, the time that it adds to a request, and memory.
 
-    Beside it, onnxruntime behind the same server code. Needs the extra `serve`; gRPC needs the extra `grpc`.
+    Beside it, onnxruntime behind the same server code, and in BentoML and MLServer. Needs the extra `serve`; gRPC needs the extra `grpc`.
     """
     from aspen_mp.bench.serve import measure, picture, requests
 

@@ -21,7 +21,7 @@ OTHERS_LIMIT = 0.05
 """Share of the cores that other processes may use before a run without disturbing it."""
 STOLEN_LIMIT = 0.02
 """Share of the cores' time that a hypervisor may take during a run without disturbing it."""
-PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "torch")
+PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "torch", "bentoml", "mlserver")
 _LOOK_S = 0.5
 
 _CORES = {

@@ -11,7 +11,8 @@ from aspen_mp.bench.serve.result import ServeResult
 
 INTRODUCTION = (
     "Requests come from processes of their own, on the cores that the server or the actors have, too. `onnxruntime` answers behind the "
-    "same server code, or in actors that are called alike, with a thread for each core."
+    "same server code, or in actors that are called alike, with a thread for each core. `BentoML with onnxruntime` and `MLServer with "
+    "onnxruntime` are servers of their own, with sessions of the same options."
 )
 """What stands above the tables."""
 MIB = 1 << 20

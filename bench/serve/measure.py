@@ -15,8 +15,9 @@ from typing import Any, Literal
 import aspen_mp
 from aspen_mp.bench import clients, models
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.serve import requests, servers
+from aspen_mp.bench.serve import peer_servers, requests, servers
 from aspen_mp.bench.serve.client import Job
+from aspen_mp.bench.serve.peer_servers import PeerServer
 from aspen_mp.bench.serve.result import Served, ServeResult, Setting, percentile
 from aspen_mp.bench.serve.servers import Caller
 
@@ -36,7 +37,7 @@ def measure(
     profile: Path | None,
     say: Callable[[str], None],
 ) -> ServeResult:
-    """A network behind `aspen-mp serve`, and behind the same code with onnxruntime.
+    """A network behind `aspen-mp serve`; with onnxruntime, behind the same code and in the servers of others that are installed.
 
     Args:
         case: The network.
@@ -44,7 +45,8 @@ def measure(
         transports: Some of `requests.TRANSPORTS`.
         loads: Connections, and requests a second of all of them, None: as fast as answers come.
         front_ends: Processes that answer for the runtime.
-        sessions: For each number a server with so many processes, each with a session of onnxruntime. Empty: without onnxruntime.
+        sessions: For each number a server of each kind with so many processes, each with a session of onnxruntime. Empty: without
+            onnxruntime.
         seconds: Length of each setting in each round.
         rounds: How often all settings are measured.
         objective: What plans of the model are for, as of `Runtime.load`.
@@ -67,15 +69,18 @@ def measure(
             launched = stack.enter_context(aspen_mp.Runtime(cores=list(cores), profile=str(profile), name=f"bench-serve-{os.getpid()}"))
         started = [stack.enter_context(servers.ours(repository, cores, front_ends, grpc, None if launched is None else launched.name))]
         started += [stack.enter_context(servers.stand_in(repository, file, cores, count, grpc)) for count in sessions]
+        for peer, count in itertools.product(peer_servers.installed(transports), sessions):
+            started.append(stack.enter_context(peer(repository.with_name(f"{peer.package}-{count}"), file, cores, count)))
         runtime = stack.enter_context(aspen_mp.connect(started[0].runtime))
         model = runtime.load(file, name=f"{requests.MODEL}/1", objective=objective)
         results = model.run(dict(feeds))
-        callers = {
-            (server.engine, way): stack.enter_context(Caller(way, server.at[way], requests.request(way, feeds, results)))
-            for way in transports
-            for server in started
-            if way in server.at
-        }
+        callers = {}
+        for way, server in itertools.product(transports, started):
+            if way in server.at:
+                request = server.request(way, feeds, results)
+                if isinstance(server, PeerServer):
+                    server.check(way, request, results)
+                callers[server.engine, way] = stack.enter_context(Caller(way, server.at[way], request))
         settings = [Setting(server, way, *load) for way in transports for load in loads for server, own in callers if own == way]
         result.served = [Served(setting) for setting in settings]
         for (engine, transport), caller in callers.items():

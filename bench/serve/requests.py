@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,10 @@ TRANSPORTS: Final = ("http", "unix", "memory", "json", "grpc")
 """HTTP with tensors as bytes; the same over a Unix socket; a Unix socket, and tensors in memory that both ends share; HTTP with tensors as
 JSON; gRPC with raw contents."""
 MODEL: Final = "model"
+INFER: Final = f"/v2/models/{MODEL}/infer"
+JSON: Final = "Content-Type: application/json"
+SETTINGS: Final = "ASPEN_MP_BENCH_SERVE"
+"""The environment variable with the settings of `bentoml_service.py`."""
 
 
 def request(transport: str, feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
@@ -38,13 +43,12 @@ def _post(feeds: Mapping[str, npt.NDArray[Any]], *, binary: bool) -> bytes:
         tensors.append(tensor)
     head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": binary}}).encode()
     body = head + (b"".join(np.ascontiguousarray(array).tobytes() for array in feeds.values()) if binary else b"")
-    return _head(len(body), len(head) if binary else None) + body
+    return post(INFER, f"Inference-Header-Content-Length: {len(head)}" if binary else JSON, body)
 
 
-def _head(length: int, header_length: int | None) -> bytes:
-    lines = [f"POST /v2/models/{MODEL}/infer HTTP/1.1", "Host: localhost", f"Content-Length: {length}"]
-    lines += ["Content-Type: application/json"] if header_length is None else [f"Inference-Header-Content-Length: {header_length}"]
-    return "\r\n".join((*lines, "", "")).encode()
+def post(path: str, header: str, body: bytes) -> bytes:
+    """A request of HTTP. `header`: a line that it has beside those of every request."""
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", header, "", "")).encode() + body
 
 
 def _sharing(feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
@@ -66,7 +70,7 @@ def _sharing(feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.ND
     for name, array in results.items():
         outputs.append({"name": name, "parameters": place(array)})
     body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    return Request(_head(len(body), None) + body, shared, at)
+    return Request(post(INFER, JSON, body), shared, at)
 
 
 def _message(feeds: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -78,6 +82,22 @@ def _message(feeds: Mapping[str, npt.NDArray[Any]]) -> bytes:
         message.inputs.add(name=name, datatype=name_of(array.dtype), shape=array.shape)
         message.raw_input_contents.append(np.ascontiguousarray(array).tobytes())
     found: bytes = message.SerializeToString()
+    return found
+
+
+def packed(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
+    """Arrays as files of numpy (.npy), one behind the other."""
+    file = io.BytesIO()
+    for array in arrays:
+        np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def unpacked(data: bytes) -> list[npt.NDArray[Any]]:
+    """What `packed` has packed."""
+    file, found = io.BytesIO(data), []
+    while file.tell() < len(data):
+        found.append(np.load(file, allow_pickle=False))
     return found
 
 

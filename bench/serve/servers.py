@@ -8,14 +8,16 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import msgspec
+import numpy.typing as npt
 
 from aspen_mp.bench import child
 from aspen_mp.bench.child import Child
+from aspen_mp.bench.serve import requests
 from aspen_mp.bench.serve.client import Done, Job, Request
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.bench.serve.stand_in import Settings
@@ -47,6 +49,10 @@ class Server:
         self._process.wait()
         cast("IO[bytes]", self._process.stdout).close()
 
+    def request(self, transport: str, feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
+        """What a client sends to it. As `requests.request`."""
+        return requests.request(transport, feeds, results)
+
 
 def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, runtime: str | None) -> Server:
     """`aspen-mp serve`, on the runtime of this name or on one of its own. AspenError where it does not start."""
@@ -54,7 +60,7 @@ def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, ru
     arguments = ["serve", str(repository), "--port", "0", "--json", "--http-workers", str(front_ends)]
     arguments += ["--workers", str(len(cores))] if runtime is None else ["--name", runtime]
     arguments += ["--unix-socket", str(path), *(["--grpc-port", "0"] if grpc else [])]
-    process = _started(child.command("aspen_mp.cli", *arguments), affinity=cores)
+    process = started(child.command("aspen_mp.cli", *arguments), affinity=cores)
     said = ""
     for line in cast("IO[bytes]", process.stdout):
         said += line.decode()
@@ -88,18 +94,19 @@ def stand_in(repository: Path, file: Path, cores: Sequence[int], processes: int,
             model=str(file), processes=processes, cores=list(cores), sockets=sockets, grpc=at.get("grpc"), parent=os.getpid()
         )
         command = child.command("aspen_mp.bench.serve.stand_in", msgspec.json.encode(settings).decode())
-        process = _started(command, affinity=cores, pass_fds=sockets)
+        process = started(command, affinity=cores, pass_fds=sockets)
         for _ in range(processes):
             if not cast("IO[bytes]", process.stdout).readline():
                 raise AspenError(f"onnxruntime did not start: its process ended with status {process.wait()}")
     return Server(f"onnxruntime, {processes} process{'es' if processes > 1 else ''}", process, at)
 
 
-def _started(command: list[str], affinity: Sequence[int], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def started(command: list[str], affinity: Sequence[int], **more: Any) -> subprocess.Popen[bytes]:
+    """A process that may use these CPUs; its standard output is a pipe. `more`: as of `subprocess.Popen`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, affinity)
     try:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=tuple(pass_fds))
+        return subprocess.Popen(command, stdout=subprocess.PIPE, **more)
     finally:
         os.sched_setaffinity(0, before)
 
