@@ -33,6 +33,8 @@ from aspen_mp.errors import AspenError
 
 _ANSWERS_S: Final = 60.0
 """A watchdog: workers load the model while the first request waits."""
+_STARTS_S: Final = 120.0
+"""Another watchdog, for logs that say something else when a server is ready."""
 _AGREES: Final = 0.01
 """Largest error, as a share of the largest magnitude: an answer to other numbers is noticed, other rounding is not."""
 
@@ -63,12 +65,15 @@ class PeerServer(Server):
         super().__init__(f"{self.name} with onnxruntime, {workers} worker{'s' if workers > 1 else ''}", process, at)
         self._log: deque[bytes] = deque(maxlen=20)
         awaited = 1 + workers if self.workers_say_it else 1
+        watchdog = threading.Timer(_STARTS_S, process.kill)
+        watchdog.start()
         for line in (log := cast("IO[bytes]", process.stdout)):
             self._log.append(line)
             awaited -= self.ready in line
             if not awaited:
                 break
-        else:
+        watchdog.cancel()
+        if awaited:
             raise self._failure(f"did not start: it ended with status {process.wait()}")
         self._reader = threading.Thread(target=self._log.extend, args=(log,), daemon=True)
         self._reader.start()
