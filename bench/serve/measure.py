@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from aspen_mp.bench.serve.result import Served, ServeResult, Setting, percentile
 from aspen_mp.bench.serve.servers import Caller
 
 _START_S = 0.05
+_SLICES = 4
+"""Of a round, in which a server and `Model.run` take turns: seconds later the machine may be faster or slower."""
 
 
 def measure(
@@ -91,36 +94,47 @@ def measure(
         if launched is not None:
             result.pss_bytes[started[0].engine] += clients.pss([launched.pid])[0]
         for number in range(rounds):
-            result.direct_ms.append(_direct(model, feeds, seconds))
             result.map_per_s.append(_map(model, feeds, seconds))
             for served in result.served[:: 1 if number % 2 else -1]:
                 own = served.setting
                 say(f"round {number + 1} of {rounds}: {own.engine}, {own.transport}, {own.load}")
-                _turn(served, callers[own.engine, own.transport], seconds)
+                alone = partial(_direct, model, feeds) if own.is_one_of_ours else None
+                _turn(served, callers[own.engine, own.transport], seconds, alone)
     return result
 
 
-def _turn(served: Served, caller: Caller, seconds: float) -> None:
-    own = served.setting
-    job = Job(own.connections, own.rate, time.monotonic() + _START_S, seconds)
-    done = caller.run(job)
-    served.per_s.append(len(done.latencies_s) / max(done.end - job.start, 1e-9))
+def _turn(served: Served, caller: Caller, seconds: float, alone: Callable[[float], list[float]] | None = None) -> None:
+    """A round of a setting. `alone`: measures `Model.run` for so many seconds; it takes turns with the setting."""
+    own, slices = served.setting, 1 if alone is None else _SLICES
+    latencies_s: list[float] = []
+    direct_s: list[float] = []
+    busy_s = 0.0
+    for _ in range(slices):
+        if alone is not None:
+            direct_s += alone(seconds / slices)
+        job = Job(own.connections, own.rate, time.monotonic() + _START_S, seconds / slices)
+        done = caller.run(job)
+        latencies_s += done.latencies_s
+        busy_s += max(done.end - job.start, 1e-9)
+        served.failed += len(done.failed)
+        served.why = served.why or next(iter(done.failed), "")
+    served.per_s.append(len(latencies_s) / busy_s)
     for values, part in ((served.p50_ms, 0.5), (served.p99_ms, 0.99), (served.p999_ms, 0.999)):
-        values.append(percentile(done.latencies_s, part))
-    served.failed += len(done.failed)
-    served.why = served.why or next(iter(done.failed), "")
+        values.append(percentile(latencies_s, part))
+    if direct_s:
+        served.direct_ms.append(1e3 * median(direct_s))
 
 
-def _direct(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> float:
-    """Median time in milliseconds of a client without a server."""
+def _direct(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> list[float]:
+    """Times in seconds of a client without a server."""
     found: list[float] = []
     end = time.monotonic() + seconds
     inputs = dict(feeds)
     while len(found) < 3 or time.monotonic() < end:
         began = time.monotonic()
         model.run(inputs)
-        found.append(1e3 * (time.monotonic() - began))
-    return median(found)
+        found.append(time.monotonic() - began)
+    return found
 
 
 def _map(model: aspen_mp.Model, feeds: Mapping[str, Any], seconds: float) -> float:
