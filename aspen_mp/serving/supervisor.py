@@ -17,7 +17,7 @@ import msgspec
 
 import aspen_mp
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
-from aspen_mp.serving.front_end import Settings
+from aspen_mp.serving.front_end import ENVIRONMENT, Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
@@ -302,7 +302,9 @@ class Supervisor:
         command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
         inherited = [theirs.fileno(), ledger, *sockets, *([] if memory is None else [memory])]
         try:
-            process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0)
+            process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0, env={**ENVIRONMENT, **os.environ}
+            )
         except BaseException:
             ours.close()
             raise

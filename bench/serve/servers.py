@@ -78,6 +78,8 @@ def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, ru
 
 def stand_in(repository: Path, file: Path, cores: Sequence[int], processes: int, grpc: bool) -> Server:
     """onnxruntime behind the same code, with a session of the model file in each of `processes`."""
+    from aspen_mp.serving.front_end import ENVIRONMENT
+
     path = repository.with_name(f"stand-in-{processes}.sock")
     with contextlib.ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
@@ -94,7 +96,7 @@ def stand_in(repository: Path, file: Path, cores: Sequence[int], processes: int,
             model=str(file), processes=processes, cores=list(cores), sockets=sockets, grpc=at.get("grpc"), parent=os.getpid()
         )
         command = child.command("aspen_mp.bench.serve.stand_in", msgspec.json.encode(settings).decode())
-        process = started(command, affinity=cores, pass_fds=sockets)
+        process = started(command, affinity=cores, pass_fds=sockets, env={**ENVIRONMENT, **os.environ})
         for _ in range(processes):
             if not cast("IO[bytes]", process.stdout).readline():
                 raise AspenError(f"onnxruntime did not start: its process ended with status {process.wait()}")

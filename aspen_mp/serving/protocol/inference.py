@@ -237,7 +237,7 @@ def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _plain(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """The array of a tensor, where its data are numbers, flat or nested as its shape is. No object is made for each. None says nothing."""
     assert isinstance(tensor.data, msgspec.Raw)
-    text = bytes(tensor.data)
+    text = memoryview(tensor.data)
     if dtype.kind not in _READ or not _is_even(text, tensor.shape):
         return None
     letter, read_as = _READ[dtype.kind]
@@ -254,14 +254,14 @@ def _plain(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         return array.astype(dtype).reshape(tensor.shape)
 
 
-def _is_even(text: bytes, shape: Sequence[int]) -> bool:
+def _is_even(text: memoryview, shape: Sequence[int]) -> bool:
     """Whether lists are flat, or nested as the shape is, and none has lists beside numbers."""
-    opening = text.count(b"[")
+    opening = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("["))
     if opening == 1:
         return True
-    text = text.translate(None, b" \t\n\r")
+    close = bytes(text).translate(None, b" \t\n\r")
     nested = sum(math.prod(shape[:k]) for k in range(len(shape)))
-    return opening == nested and text.count(b",[") == text.count(b"],[") == text.count(b"],")
+    return opening == nested and close.count(b",[") == close.count(b"],[") == close.count(b"],")
 
 
 def _flat(data: Any, kind: Any, where: str) -> list[Any]:
