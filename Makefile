@@ -54,7 +54,7 @@ needs = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.
 
 # What the package is built with.
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt workers/kernels/CMakeLists.txt) | $(VENV)/bin/python
-	@echo "setting up $(VENV): building the C parts and installing what they need (a minute or two, once)"
+	@echo "setting up $(VENV): building the C parts and installing what they need (once; some four minutes on two cores)"
 	@$(PIP) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
 	@touch $@
 
