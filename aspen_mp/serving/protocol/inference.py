@@ -259,9 +259,9 @@ def _is_even(text: memoryview, shape: Sequence[int]) -> bool:
     opening = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("["))
     if opening == 1:
         return True
-    close = bytes(text).translate(None, b" \t\n\r")
+    dense = bytes(text).translate(None, b" \t\n\r")
     nested = sum(math.prod(shape[:k]) for k in range(len(shape)))
-    return opening == nested and close.count(b",[") == close.count(b"],[") == close.count(b"],")
+    return opening == nested and dense.count(b",[") == dense.count(b"],[") == dense.count(b"],")
 
 
 def _flat(data: Any, kind: Any, where: str) -> list[Any]:
