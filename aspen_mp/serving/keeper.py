@@ -49,10 +49,10 @@ class Keeper:
         RuntimeLost where the runtime has gone meanwhile; then what was served is still said to be.
         """
         contents = await asyncio.to_thread(self._contents)
-        for text in contents.misplaced:
+        for text in contents.unread:
             if text not in self._noticed:
                 _say(text)
-        self._noticed = set(contents.misplaced)
+        self._noticed = set(contents.unread)
         served: list[Found] = []
         unserved = [Unserved(name=name, version=0, reason=reason) for name, reason in contents.broken.items()]
         served += [found for found in self._held if found.name in contents.broken]  # a bad configuration ends nothing
@@ -81,7 +81,7 @@ class Keeper:
                 if together.versions.setdefault(name, versions) is not versions:
                     together.broken[name] = f"model {name!r} is in {root}, too. Give one of them another name"
             together.broken |= found.broken
-            together.misplaced += found.misplaced
+            together.unread += found.unread
         for file in self._files:
             together.versions[file.name] = [file]
         for name in together.broken:

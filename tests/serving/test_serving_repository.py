@@ -48,9 +48,9 @@ def test_models_in_the_wrong_place_are_named(tmp_path: Path) -> None:
     assert (list(found.versions), found.broken) == (["fine"], {})
     to = {"net.onnx": "net", "flat/model.onnx": "flat", "named/v1/model.onnx": "named", "other/1/net.onnx": "other"}
     for wrong, name in to.items():
-        assert any(said.startswith(f"{root / wrong} ") and f"{root / name}/1/model.onnx" in said for said in found.misplaced), wrong
-    assert any(str(root / "fine" / "config.pbtxt") in said for said in found.misplaced)
-    assert len(found.misplaced) == 5
+        assert any(said.startswith(f"{root / wrong} ") and f"{root / name}/1/model.onnx" in said for said in found.unread), wrong
+    assert any(str(root / "fine" / "config.pbtxt") in said for said in found.unread)
+    assert len(found.unread) == 5
     with tools.serving(tmp_path, root) as server:
         server.wait_for(str(root / "flat" / "model.onnx"))
         with tools.client(server.address) as client:

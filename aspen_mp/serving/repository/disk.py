@@ -111,22 +111,22 @@ class Found:
 
 @dataclass(slots=True)
 class Contents:
-    """What a scan has found: versions by model, the newest first, {model: why none of it can be read}, and what looks like a model that
-    lies in the wrong place."""
+    """What a scan has found: versions by model, the newest first, {model: why none of it can be read}, and sentences
+    about what is not read although it was meant to be."""
 
     versions: dict[str, list[Found]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    misplaced: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
 
 def scan(root: Path) -> Contents:
     """What a repository holds. OSError where the folder itself cannot be read. Folders of other names are no models."""
-    contents = Contents(misplaced=[_misplaced(file, root / file.stem) for file in _models(root)])
+    contents = Contents(unread=[_misplaced(file, root / file.stem) for file in _models(root)])
     for folder in _folders(root, NAME):
         try:
             config = read_config(folder / CONFIG)
             versions = [found for each in _folders(folder, _VERSION) if (found := _found(folder.name, each, config)) is not None]
-            contents.misplaced += _strange(folder, versions)
+            contents.unread += _unread(folder, versions)
         except (ConfigError, OSError) as error:
             contents.broken[folder.name] = str(error)
             continue
@@ -135,8 +135,8 @@ def scan(root: Path) -> Contents:
     return contents
 
 
-def _strange(folder: Path, versions: list[Found]) -> list[str]:
-    """What of a model's folder is not read, and was meant to be."""
+def _unread(folder: Path, versions: list[Found]) -> list[str]:
+    """As of `Contents`, in a model's folder."""
     said = []
     if not versions:
         beneath = [each for each in sorted(folder.iterdir()) if each.is_dir() and each.name[0] != "."]

@@ -202,7 +202,7 @@ OPEN: dict[str, tuple[onnx.NodeProto, dict[str, np.ndarray]]] = {
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("case", OPEN)
 def test_what_only_a_request_shows(shared_runtime: aspen_mp.Runtime, case: str, behind: bool) -> None:
-    """The model is valid, and the error is the request's. `behind`: a node before the one that refuses has taken its first input."""
+    """The model is valid, and the error is the request's, however it is asked. `behind`: the node that refuses comes after others."""
     node, feeds = OPEN[case]
     inner, first = onnx.NodeProto.FromString(node.SerializeToString()), node.input[0]
     if behind:
@@ -212,9 +212,10 @@ def test_what_only_a_request_shows(shared_runtime: aspen_mp.Runtime, case: str, 
     output = value("y", None, INTS if node.op_type == "Range" else onnx.TensorProto.FLOAT)
     nodes = [N("Neg", [first], ["n"]), N("Neg", ["n"], ["r"])] if behind else []
     loaded = shared_runtime.load(model([*nodes, inner], inputs=inputs, outputs=[output]), name="open")
-    for _ in range(2):
+    asking: list[Callable[[], Any]] = [lambda: loaded.run(feeds), lambda: loaded.submit(feeds).result(), lambda: list(loaded.map([feeds]))]
+    for ask in asking:
         with pytest.raises(RequestError, match=rf"model 'open'.*{node.op_type}") as caught:
-            loaded.run(feeds)
+            ask()
         assert type(caught.value) is RequestError
     loaded.unload()
 

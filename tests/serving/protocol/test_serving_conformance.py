@@ -23,8 +23,6 @@ CASES = [case for case in conformance.cases()[0] if TABLE.get(case.name) == "" a
 NAMELESS = "the Open Inference Protocol has no name"
 CHUNK = 60
 CHUNKS = [CASES[i : i + CHUNK] for i in range(0, len(CASES), CHUNK)] if os.environ.get("ASPEN_MP_TIER") == "long" else [CASES[::100]]
-
-
 _numbers = itertools.count()
 
 
