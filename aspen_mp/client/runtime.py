@@ -214,7 +214,8 @@ class Runtime:
             name: What `status` and messages call it. None: the name of the file or of the graph.
             instances: How many requests of it can execute at the same time, from 1 to 32; each takes memory of its own for activations.
                 None: the profile's value, or with the objective "throughput" as many as keep all cores busy.
-            input_shapes: {input: shape} to plan for now. Without it, a model with open dimensions is planned at its first request.
+            input_shapes: {input: shape} to plan for now. Without it, a model with open dimensions is planned at its first request. A model
+                whose inputs are not all numbers always is.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
                 bf16 and sum in f32, where the processor has AVX512_BF16. All else stays f32.
             winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and
@@ -297,8 +298,7 @@ class Runtime:
             result.check_names(input_shapes or ())
             if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
                 result.prepare(fixed, progress)  # type: ignore[arg-type]
-            elif input_shapes is not None:
-                missing = ", ".join(sorted(set(shapes) - set(fixed)))
+            elif input_shapes is not None and (missing := ", ".join(sorted(set(shapes) - set(fixed)))):
                 raise RequestError(f"model {result.name!r}: input_shapes does not say all dimensions of {missing}. Give every one")
         except BaseException:
             with contextlib.suppress(AspenError):

@@ -111,6 +111,20 @@ def same(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def test_shapes_that_are_known_before(shared_runtime: aspen_mp.Runtime) -> None:
+    """Strings that are looked up, strings that stay strings, numbers beside them, and shapes that are wrong or half known."""
+    looked_up = N("LabelEncoder", ["s"], ["y"], domain=ML, keys_strings=["x"], values_int64s=[1], default_int64=0)
+    for node, kind in ((looked_up, I64), (N("StringNormalizer", ["s"], ["y"], case_change_action="UPPER"), S)):
+        proto = model([node, N("Neg", ["n"], ["m"])], [info("s", S, ["k"]), info("n", F, ["l"])], [info("y", kind), info("m", F)])
+        loaded = shared_runtime.load(proto, input_shapes={"s": (2,), "n": (3,)})
+        results = loaded.run({"s": np.array(["x", "y"], object), "n": np.ones(3, np.float32)})
+        assert results["y"].tolist() == ([1, 0] if kind == I64 else ["X", "Y"])
+        assert (results["m"] == -1).all()
+        loaded.unload()
+        with pytest.raises(errors.RequestError, match=r"input_shapes does not say all dimensions of n\."):
+            shared_runtime.load(proto, input_shapes={"s": (2,)})
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_columns(shared_runtime: aspen_mp.Runtime, seed: int) -> None:
     proto, columns, refuses = drawn(seed)
