@@ -8,15 +8,19 @@ process, and files in the run directory have to be back to where they were; that
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import itertools
 import os
 import signal
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import folders
+import numpy as np
 import psutil
 import pytest
 import tiers
@@ -118,6 +122,20 @@ def own_run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run-directory")))
         yield
+
+
+@functools.cache
+def _generators(module: ModuleType) -> list[np.random.Generator]:
+    """The generators named RNG of a module of tests and of the modules whose functions it uses."""
+    uses = [vars(module), *(value.__globals__ for value in vars(module).values() if isinstance(value, FunctionType))]
+    return [names["RNG"] for names in uses if "RNG" in names]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_alone_and_after_others(request: pytest.FixtureRequest) -> None:
+    """Starts each RNG anew, from the test's name: its numbers do not depend on the tests that ran before it in this process."""
+    for rng in _generators(request.module):
+        rng.bit_generator.state = type(rng.bit_generator)(zlib.crc32(request.node.nodeid.encode())).state
 
 
 @pytest.fixture(autouse=True)

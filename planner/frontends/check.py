@@ -16,7 +16,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from aspen_mp.planner.frontends import contrib, own_shapes, scalars, tensors
 from aspen_mp.planner.frontends.functions import MOST_DEEP, expanded, subgraphs
 from aspen_mp.planner.frontends.runnable import Nested, why_not
-from aspen_mp.planner.frontends.said import explained
+from aspen_mp.planner.frontends.said import explained, refusal
 from aspen_mp.planner.frontends.wire import MAX_NODES, REFERENCE
 from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
@@ -319,7 +319,7 @@ def onnx_rules(light: ModelProto) -> None:
     try:
         onnx.checker.check_model(light, skip_opset_compatibility_check=True)
     except onnx.checker.ValidationError as error:
-        raise ModelInvalidError(explained(str(error))) from None
+        raise refusal(error, light) from None
 
 
 def _unranked(value: ValueInfoProto) -> bool:
@@ -408,7 +408,7 @@ def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
                 return _inferred(others, outputs, check_type=True, strict_mode=True)
             except onnx.shape_inference.InferenceError as still:
                 error = still
-        raise ModelInvalidError(explained(str(error))) from None
+        raise refusal(error, light) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None
 
@@ -418,7 +418,7 @@ def _leniently(light: ModelProto, outputs: bool) -> ModelProto:
     try:
         return _inferred(light, outputs)
     except onnx.shape_inference.InferenceError as error:
-        raise ModelInvalidError(explained(str(error))) from None
+        raise refusal(error, light) from None
 
 
 def _inferred(light: ModelProto, outputs: bool, **how: bool) -> ModelProto:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
+from google.protobuf.message import Message
 from onnx import TensorProto
+
+from aspen_mp.shm.errors import ModelInvalidError, ModelParseError
 
 UNNAMED: Final = "→ "
 """Begins the name that a node without one gets for the library's messages; its results follow."""
@@ -17,6 +20,30 @@ _NODE = re.compile(r"\(op_type: ?(?P<op>[^,)]*)(?:, node name: (?P<name>.*?))?\)
 _LABEL = re.compile(r"\[(?:Shape|Type)InferenceError\] |Inference error\(s\): ")
 _NODE_AGAIN = (re.compile(r"^Node ?(?:\(.*?\))? ?with schema\(\S+\) "), re.compile(r"^Node ?\(.*?\)'s "))
 _TYPES = re.compile(r"Inferred elem type differs from existing elem type: \((\d+)\) vs \((\d+)\)")
+
+
+def refusal(error: Exception, proto: Any) -> ModelInvalidError | ModelParseError:
+    """Return the error to raise where ONNX's library refuses `proto`.
+
+    The library's message is lost, on some versions of Python, if it quotes a string that is not UTF-8.
+    """
+    if text := explained(str(error)):
+        return ModelInvalidError(text)
+    if (name := undecodable(proto)) is not None:
+        return ModelParseError(f"not an ONNX model: the name {name!r} is not valid UTF-8")
+    return ModelInvalidError(f"ONNX refuses the model without a reason ({type(error).__name__}). Export the model again")
+
+
+def undecodable(message: Any) -> bytes | None:
+    """Return the first string of a protobuf message that is not valid UTF-8: the library hands it out as bytes. None: all are."""
+    for field, content in message.ListFields():
+        if field.type not in {field.TYPE_STRING, field.TYPE_MESSAGE}:
+            continue
+        for value in [content] if isinstance(content, str | bytes | Message) else content:
+            found = undecodable(value) if isinstance(value, Message) else value
+            if isinstance(found, bytes):
+                return found
+    return None
 
 
 def explained(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,39 @@ def test_bad_models(case: str, tmp_path: Path) -> None:
     assert type(caught.value) is bad.error
     missing = [name for name in bad.names if name not in str(caught.value)]
     assert not missing, f"{missing} not in: {caught.value}"
+
+
+def lettered() -> bytes:
+    """A model with a string of its own, ending in 7, in each kind of place."""
+    inner = helper.make_graph(
+        [N("Relu", ["outer7"], ["inner7"], name="within7", doc_string="note7")], "branch7", [], [value("inner7", None)]
+    )
+    nodes = [
+        N("Conv", ["input7", "weight7"], ["outer7"], name="conv7", doc_string="remark7", strides=[1, 1], auto_pad="mode7"),
+        N("If", ["choice7"], ["picked7"], name="if7", then_branch=inner, else_branch=inner),
+        N("Own", ["picked7"], ["output7"], name="call7", domain="local7", factor7=2.0, letters7=["word7"]),
+    ]
+    stored = [numpy_helper.from_array(np.zeros((4, 4, 1, 1), np.float32), "weight7"), numpy_helper.from_array(np.array(True), "choice7")]
+    body = [N("LeakyRelu", ["a7"], ["b7"], name="body7"), helper.make_node("Identity", ["b7"], ["c7"])]
+    body[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="factor7", type=onnx.AttributeProto.FLOAT))
+    function = helper.make_function("local7", "Own", ["a7"], ["c7"], body, [helper.make_opsetid("", 17)], ["factor7", "letters7"])
+    about = value("outer7", ["batch7", 4, 8, 8])
+    graph = helper.make_graph(nodes, "graph7", [value("input7", ["batch7", 4, 8, 8])], [value("output7", None)], stored, "text7", [about])
+    proto = helper.make_model(graph, functions=[function], opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("local7", 1)])
+    proto.producer_name, proto.doc_string = "tool7", "story7"
+    helper.set_model_props(proto, {"key7": "content7"})
+    return proto.SerializeToString()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(rb"[a-z]+7", lettered()))))
+def test_strings_that_are_not_text_are_refused_with_a_reason_or_harmless(name: bytes) -> None:
+    damaged = re.sub(rb"(?<![a-z])%s" % name, b"\xff\xfe" + name[2:], lettered())
+    reason = "none needed"
+    try:
+        api.load(damaged)
+    except AspenError as error:
+        reason = str(error)
+    assert re.search("[a-z]{3}", reason)
 
 
 def test_every_unknown_operator_is_named() -> None:
