@@ -15,7 +15,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -60,23 +60,15 @@ def _segments() -> set[str]:
         return set()
 
 
-SPARE = "aspen-plan"
-"""A child that has planned waits some seconds for the next plan."""
-
-
-def _descendants(but: str = "") -> set[int]:
-    """Every process below this one, zombies included; except those with the name `but`.
+def _descendants(pid: int | None = None) -> set[int]:
+    """Every process below one, by default this one, zombies included.
 
     By the parents that processes name: the kernel's own list of a thread's children may leave out a living one while another ends.
     """
-    return {child.pid for child in psutil.Process().children(recursive=True) if not but or _name(child) != but}
-
-
-def _name(process: psutil.Process) -> str:
     try:
-        return process.name()
-    except psutil.Error:
-        return ""
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _run_files() -> set[str]:
@@ -138,6 +130,17 @@ def same_numbers_alone_and_after_others(request: pytest.FixtureRequest) -> None:
         rng.bit_generator.state = type(rng.bit_generator)(zlib.crc32(request.node.nodeid.encode())).state
 
 
+FAILED = pytest.StashKey[bool]()
+"""Whether a test has failed. What its traceback refers to is not left behind."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
 def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test of an audited folder that leaves a segment, a process, a descriptor or a mapping."""
@@ -146,7 +149,10 @@ def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     segments, processes, descriptors, mappings, files = _segments(), _descendants(), _descriptors(), _mappings(), _run_files()
     yield
+    if request.node.stash.get(FAILED, False):
+        return
     # A runtime that outlives the test keeps the memory of its requests for the next ones.
+    # Its workers may be others by now, and a child that has planned waits some seconds for the next plan.
     keeps = "shared_runtime" in request.fixturenames
     # Killed processes need a moment to be gone, and what is in a cycle of references goes with the garbage: a watchdog, not a wait.
     deadline = time.monotonic() + SETTLE_S
@@ -155,9 +161,10 @@ def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
             gc.collect()
             if keeps:
                 request.getfixturevalue("shared_runtime").status()  # with it goes what a finalizer has left to be unloaded
+        own = _descendants(request.getfixturevalue("shared_runtime").pid) if keeps else set()
         left = {
             "segments": sorted(_segments() - segments),
-            "processes": sorted(_descendants(SPARE if keeps else "") - processes),
+            "processes": sorted(_descendants() - processes - own),
             "descriptors": sorted(
                 f"{fd}: {what}" for fd, what in _descriptors().items() if fd not in descriptors and not (keeps and _is_segment(what))
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aspen_mp.client.deadlines import deadlines
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
-from aspen_mp.shm.errors import DeadlineMissed, RequestTimeout
+from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestTimeout
 
 if TYPE_CHECKING:
     from aspen_mp.client.loop_results import LoopResults
@@ -64,27 +64,53 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         super().__init__()
         self.loop = loop
         self.stop: Callable[[], None] | None = None
+        self.answered: Callable[[RequestFuture, BaseException | None], None] | None = None  # the model counts the answer before it is seen
         self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
         self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more
         self.began = 0  # of `_tally.now`
         self.over = False  # the model's: it has been told that the request has ended
-        self._first = threading.Lock()
+        self._first = threading.Lock()  # held from the first answer on: a result, an error, a time limit, `cancel`
         self._unlimited: Callable[[], None] | None = None  # takes the time limit back
 
     def limit(self, seconds: float, late: Callable[[], BaseException]) -> None:
         """Unless the result is there in `seconds` seconds, the request is dropped, and the future fails with `late()`."""
 
         def expire() -> None:
-            try:
-                self.set_exception(late())
-            except InvalidStateError:
-                return
-            self._leave()
+            if self.fail(late()):
+                self._leave()
 
         self._unlimited = deadlines.add(seconds, expire)
 
+    def finish(self, result: dict[str, npt.NDArray[Any]]) -> None:
+        """Answer with `result`, unless there is an answer already."""
+        if self._answers(None):
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> bool:
+        """Answer with `error`. Return False where there is an answer already."""
+        if not self._answers(error):
+            return False
+        self.set_exception(error)
+        return True
+
+    def _answers(self, error: BaseException | None) -> bool:
+        """Count the answer before anybody sees it. Return False where there is one already."""
+        if not self._first.acquire(blocking=False):
+            return False
+        if not self.set_running_or_notify_cancel():  # a second call of `cancel` came between
+            error = CancelledError()
+        self._count(error)
+        return not self.cancelled()
+
+    def _count(self, error: BaseException | None) -> None:
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            answered(self, error)
+
     def settle(self) -> None:
         """Lets go of everything that only a request in flight needs."""
+        if self._first.acquire(blocking=False):  # it was never submitted: who asked for it gets the error
+            self._count(AspenError())
         self.stop = None
         unlimited, self._unlimited = self._unlimited, None
         if unlimited is not None:
@@ -96,10 +122,10 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
 
     def cancel(self) -> bool:
         """Cancel the request. Return False where its result or error is there already."""
-        if not super().cancel():
-            return False
         if not self._first.acquire(blocking=False):
-            return True  # somebody has cancelled it already
+            return super().cancel()  # true where it has been cancelled
+        self._count(CancelledError())
+        super().cancel()
         self.set_running_or_notify_cancel()
         self._leave()
         return True

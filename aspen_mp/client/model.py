@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import msgspec
@@ -19,7 +20,7 @@ from aspen_mp.client.loop_results import LoopResults, arrival
 from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests._fast_path import address
 from aspen_mp.client.requests.buffers import InputBuffers
-from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
+from aspen_mp.client.requests.stage import Stale, Transfers
 from aspen_mp.client.requests.stage_tree import StageTree
 from aspen_mp.client.residence import Residence
 from aspen_mp.client.signature import Signature, ValueInfo
@@ -310,7 +311,7 @@ class Model:
         future = RequestFuture(loop)
         request = _Request(names, urgency, future, copy, counts)
         future.began = self._begins(wait=False)
-        future.ended, future.left = self._over, self._park
+        future.answered, future.ended, future.left = self._answered, self._over, self._park
         if urgency.drops and (timeout is None or urgency.left() < timeout):
             future.limit(urgency.left(), lambda: expired(self.name, urgency))
         elif timeout is not None:
@@ -374,9 +375,9 @@ class Model:
             except RuntimeLost as error:
                 if self._lost(request, error, kept):
                     return
-                set_exception(future, error)
+                future.fail(error)
             except BaseException as error:
-                set_exception(future, error)
+                future.fail(error)
             future.settle()
 
         self._park(request.future)
@@ -728,23 +729,27 @@ class Model:
             if stopping is not None or source is None:
                 raise fresh(stopping or link.stopping or RuntimeStopping("the runtime is stopping"))
 
+    def _answered(self, future: RequestFuture, error: BaseException | None) -> None:
+        """Count the answer to the request of a future."""
+        self._requests.answered(future.began, 0 if error is None else _outcome(error))
+
     def _over(self, future: RequestFuture) -> None:
         """The request of a future has ended, however it did."""
-        error = None if future.cancelled() or not future.done() else future.exception()
-        self._ends(future.began, 3 if future.cancelled() else 1 if not future.done() else 0 if error is None else _outcome(error), future)
+        with self._counting:
+            last = self._requests.ends()
+            future.over = True
+            self._parked.discard(future)
+        self._left(last, future.loop)
 
-    def _ends(self, began: int, outcome: int, future: RequestFuture | None = None) -> None:
-        """A request has ended; `outcome`: an index of `_tally.OUTCOMES`. The last one of a model that has been unloaded meanwhile gives it
-        back: those that no worker had begun needed it."""
-        if future is None:
-            last = self._requests.ends(began, outcome)
-        else:
-            with self._counting:
-                last = self._requests.ends(began, outcome)
-                future.over = True
-                self._parked.discard(future)
+    def _ends(self, began: int, outcome: int) -> None:
+        """A call of `run` ends; `outcome`: an index of `_tally.OUTCOMES`."""
+        self._requests.answered(began, outcome)
+        self._left(self._requests.ends())
+
+    def _left(self, last: bool, loop: LoopResults | None = None) -> None:
+        """The last request of a model that has been unloaded meanwhile gives it back: those that no worker had begun needed it."""
         if last:
-            self._give_back(None if future is None else future.loop)
+            self._give_back(loop)
         if self._link.stopping is not None:
             self._link.settled()
 
@@ -778,7 +783,7 @@ def _outcome(error: BaseException) -> int:
         return 2
     if isinstance(error, DeadlineMissed):
         return 6
-    if isinstance(error, RequestCancelled | KeyboardInterrupt):
+    if isinstance(error, RequestCancelled | CancelledError | KeyboardInterrupt):
         return 3
     return 4 if isinstance(error, RuntimeLost) else 1
 

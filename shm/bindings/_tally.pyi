@@ -55,11 +55,16 @@ class Requests:
         """One begins: when, as `now` says it; 0, and nothing is counted, where the model has been unloaded."""
 
     def withdraws(self) -> bool:
-        """One that was counted is not begun after all; the rest as of `ends`."""
+        """One that was counted is not begun after all, and has no answer; the rest as of `ends`."""
 
-    def ends(self, began_ns: int, outcome: int) -> bool:
-        """One that began at `began_ns` has ended; `outcome` is an index of `OUTCOMES`. Whether it was the last one of a model that has been
-        unloaded."""
+    def answered(self, began_ns: int, outcome: int) -> None:
+        """Count the answer to a request that began at `began_ns`; `outcome` is an index of `OUTCOMES`.
+
+        Its caller may have the answer while workers are still in a tile of it: it is in flight until `ends`.
+        """
+
+    def ends(self) -> bool:
+        """Count the end of a request. Return whether it was the last one of a model that has been unloaded."""
 
     def refused(self) -> None:
         """One was refused, because too many wait."""

@@ -86,10 +86,9 @@ cdef class Row:
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + IN_FLIGHT] += <uint64_t>change
 
-    cdef void ends(self, uint64_t began_ns, int outcome) noexcept:
+    cdef void answered(self, uint64_t began_ns, int outcome) noexcept:
         cdef uint64_t now = _now()
         if self._tally.words != NULL:
-            self._tally.words[self._row * WORDS + IN_FLIGHT] -= 1
             self._tally.words[self._row * WORDS + OUTCOME + outcome] += 1
             self._tally.add(self._row, now - began_ns if now > began_ns else 0)
 
@@ -121,10 +120,14 @@ cdef class Requests:
             self._row.flight(-1)
         return self.gone and self.begun == 0
 
-    def ends(self, uint64_t began_ns, int outcome):
+    def answered(self, uint64_t began_ns, int outcome):
+        if self._row is not None:
+            self._row.answered(began_ns, outcome)
+
+    def ends(self):
         self.begun -= 1
         if self._row is not None:
-            self._row.ends(began_ns, outcome)
+            self._row.flight(-1)
         return self.gone and self.begun == 0
 
     def refused(self):

@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -484,19 +483,19 @@ class Stage:
                         raise outcome
                     if outcome.error:
                         self.fail(outcome, region, urgency)
-                    set_result(future, self._collect(region, names))
+                    future.finish(self._collect(region, names))
             except Stale:
                 try:
                     retry(self._inputs_of(region))
                     return
                 except BaseException as error:
-                    set_exception(future, error)
+                    future.fail(error)
             except RuntimeLost as error:
                 if lost(error, self._inputs_of(region)):
                     return
-                set_exception(future, error)
+                future.fail(error)
             except BaseException as error:
-                set_exception(future, error)
+                future.fail(error)
             finally:
                 self.end(region)
             future.settle()
@@ -561,16 +560,6 @@ class Stage:
             text = f"{done.text}: {text}"
         kind = PoisonTile if result.error == _ERRORS["POISON"] else RequestError
         raise kind(f"model {self._model!r}: {text}")
-
-
-def set_result(future: RequestFuture, result: dict[str, Any]) -> None:
-    with suppress(InvalidStateError):  # it was cancelled meanwhile
-        future.set_result(result)
-
-
-def set_exception(future: RequestFuture, error: BaseException) -> None:
-    with suppress(InvalidStateError):
-        future.set_exception(error)
 
 
 Lost = Callable[[RuntimeLost, dict[str, Any]], bool]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from aspen_mp.client.future import RequestFuture, too_late
 from aspen_mp.client.requests.lengths import Key, KnownBucket
 from aspen_mp.client.requests.region import Region
-from aspen_mp.client.requests.stage import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
+from aspen_mp.client.requests.stage import Lost, Short, Stage, Stale, Transfers
 from aspen_mp.client.session import Session
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
@@ -283,11 +283,11 @@ class StageTree:
             try:
                 if not future.done():
                     results = self.run(arrays, None, urgency, stop, borrow=borrow)
-                    set_result(future, results if names is None else {name: results[name] for name in names})
+                    future.finish(results if names is None else {name: results[name] for name in names})
             except BaseException as error:
                 if isinstance(error, RuntimeLost) and lost(error, arrays):
                     return
-                set_exception(future, error)
+                future.fail(error)
             future.settle()
 
         with self._lock:

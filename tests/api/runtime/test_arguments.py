@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_models
+from process_tools import without_workers
 
 import aspen_mp
 from aspen_mp.control.wire import protocol
@@ -232,10 +233,10 @@ def test_timeouts_without_end(mlp: aspen_mp.Model) -> None:
         assert mlp.run({"x": X}, timeout=timeout)["y"].shape == (4, 8)
 
 
-def test_a_timeout_of_map_names_the_model(shared_runtime: aspen_mp.Runtime) -> None:
-    model = shared_runtime.load(small_models.conv_chain(12, 48, 48))
+def test_a_timeout_of_map_names_the_model(runtime: aspen_mp.Runtime) -> None:
+    model = runtime.load(small_models.conv_chain(12, 48, 48))
     x = np.ones((1, 48, 48, 48), np.float32)
-    with pytest.raises(RequestTimeout, match="model 'chain': the request did not finish within 0 s"):
+    with without_workers(runtime), pytest.raises(RequestTimeout, match="model 'chain': the request did not finish within 0 s"):
         list(model.map([x] * 4, timeout=0))
     model.unload()
 

@@ -77,6 +77,18 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def without_workers(runtime: aspen_mp.Runtime) -> Iterator[None]:
+    """No request begins or ends meanwhile, however long its program waits for a processor."""
+    before = len(runtime.workers)
+    runtime.scale(0)
+    wait_until(lambda: not runtime.workers, "the workers to leave")
+    try:
+        yield
+    finally:
+        runtime.scale(before)
+
+
 def kill_worker(runtime: aspen_mp.Runtime, number: int = signal.SIGKILL) -> None:
     """Send a signal to a worker. One that is named may have ended, or may not have begun: then it is another's turn, or a later one."""
 
