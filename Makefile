@@ -4,9 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
-# Tests that may run beside each other. All others kill processes, or look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models tests/api \
-  tests/pytorch
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py
@@ -90,19 +87,16 @@ demo:
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
 # $(1): which of all tests; tests/tiers.py says which are full.
-define run_tests
-	@$(BIN)/python -m pytest $(1) --durations 20 -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) $(BESIDE)
-	@$(BIN)/python -m pytest $(1) --durations 20 $(TEST_FLAGS) $(addprefix --ignore=,$(BESIDE))
-endef
+run_tests = $(BIN)/python tests/halves.py $(1) $(TEST_FLAGS)
 
 test: setup
-	$(call run_tests,-m "not full")
+	@$(call run_tests,-m "not full")
 
 test-rest: setup
-	$(call run_tests,-m full)
+	@$(call run_tests,-m full)
 
 test-all: setup
-	$(call run_tests,)
+	@$(call run_tests,)
 
 # PyTorch is no small download, and most users have no need of it: these tests are skipped where it is missing.
 test-pytorch: setup

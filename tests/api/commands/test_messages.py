@@ -128,8 +128,8 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FEW_PROCESSES = """
 import os, resource, sys
-import aspen_mp
-aspen_mp.Runtime(workers=1).close()  # imports all that it takes: the other user may not be able to read it
+import aspen_mp, aspen_mp.errors
+aspen_mp.Runtime(workers=1).close()  # imports what it takes, which the other user may not be able to read
 uid = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 if uid:
