@@ -175,7 +175,7 @@ class Session:
 
     def lend(self, model: int) -> int:
         """A descriptor of the sealed file in memory that a model was loaded from, for reading; it is the caller's."""
-        _, (fd,) = self.control.call(lambda number: protocol.Lend(number, model), protocol.Done)
+        _, fd = self.control.call(lambda number: protocol.Lend(number, model), protocol.Done, receive=list.pop)
         return fd
 
     def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
@@ -233,21 +233,20 @@ class Session:
 
     def begin_trace(self, records: int) -> Segment:
         """The segment that workers record into from now on, in rings of `records` records (0: a default)."""
-        _, fds = self.control.call(lambda number: protocol.TraceBegin(number, records), protocol.TraceReady)
-        segment = Segment.from_fd(fds[0], "trace", writable=False)
-        segment.close_fd()
+        receive = partial(_mapped, "trace", writable=False)
+        _, segment = self.control.call(lambda number: protocol.TraceBegin(number, records), protocol.TraceReady, receive=receive)
         return segment
 
     def end_trace(self) -> dict[str, Any]:
         """Stops recording; what the records mean, as `traces.Traces.end` describes it."""
-        _, fds = self.control.call(protocol.TraceEnd, protocol.TraceEnded)
-        about: dict[str, Any] = json.loads(_contents(fds))
+        _, text = self.control.call(protocol.TraceEnd, protocol.TraceEnded, receive=_contents)
+        about: dict[str, Any] = json.loads(text)
         return about
 
     def traced_plan(self, index: int) -> bytes:
         """The bytes of a plan segment that was there while the trace ran."""
-        _, fds = self.control.call(lambda number: protocol.TracePlan(number, index), protocol.TracedPlan)
-        return _contents(fds)
+        _, content = self.control.call(lambda number: protocol.TracePlan(number, index), protocol.TracedPlan, receive=_contents)
+        return content
 
     def drop_trace(self) -> None:
         """Lets go of the trace."""
@@ -256,15 +255,17 @@ class Session:
     # ---- data segments
 
     def _make_data(self, nbytes: int) -> tuple[int, Segment]:
-        ready, fds = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady)
-        segment = Segment.from_fd(fds[0], "data", writable=True)
-        segment.close_fd()
+        receive = partial(_mapped, "data", writable=True)
+        ready, segment = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady, receive=receive)
         return ready.index, segment
 
     def _make_loan(self, nbytes: int, pieces: list[protocol.Piece], files: list[int]) -> tuple[int, Segment]:
-        ready, fds = self.control.call(lambda number: protocol.Borrow(number, nbytes, pieces), protocol.DataReady, fds=tuple(files))
-        segment = Segment.from_fd(fds[0], "data", writable=True)
-        segment.close_fd()
+        ready, segment = self.control.call(
+            lambda number: protocol.Borrow(number, nbytes, pieces),
+            protocol.DataReady,
+            fds=tuple(files),
+            receive=partial(_mapped, "data", writable=True),
+        )
         return ready.index, segment
 
     def _drop_data(self, index: int) -> None:
@@ -614,6 +615,13 @@ class Session:
         self.held = {}
         self.loans.abandon()
         self.control.abandon(error)
+
+
+def _mapped(role: str, fds: list[int], *, writable: bool) -> Segment:
+    """The segment of the one file that came, without its descriptor."""
+    segment = Segment.from_fd(fds[0], role, writable=writable)
+    segment.close_fd()
+    return segment
 
 
 def _contents(fds: list[int]) -> bytes:

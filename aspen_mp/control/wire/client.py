@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from aspen_mp.control.wire import identity, protocol
 from aspen_mp.control.wire.protocol import make_error
@@ -17,6 +17,7 @@ from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, R
 from aspen_mp.shm.scarcity import start_thread
 
 M = TypeVar("M", bound=protocol.Message)
+T = TypeVar("T")
 ProgressCallback = Callable[[str, int, int], None]
 """Called with a step's name and how much of how much of it is done, from the control connection's thread."""
 
@@ -27,14 +28,16 @@ def fresh(error: AspenError) -> AspenError:
 
 
 class _Call:
-    __slots__ = ("answer", "done", "failure", "fds", "progress")
+    __slots__ = ("answer", "done", "failure", "kind", "progress", "receive", "received")
 
-    def __init__(self, progress: ProgressCallback | None) -> None:
+    def __init__(self, kind: type[protocol.Message], receive: Callable[[list[int]], Any], progress: ProgressCallback | None) -> None:
         self.done = threading.Event()
+        self.kind = kind
+        self.receive = receive
         self.progress = progress
         self.answer: protocol.ToClient | AspenError | None = None
-        self.failure: BaseException | None = None  # of `progress`
-        self.fds: list[int] = []
+        self.failure: BaseException | None = None  # of `progress` or `receive`
+        self.received: Any = None
 
 
 class ControlClient:
@@ -99,14 +102,22 @@ class ControlClient:
             raise RuntimeLost(f"the runtime's planner process closed the connection: {error.strerror}") from None
 
     def call(
-        self, make: Callable[[int], protocol.Message], kind: type[M], *, fds: tuple[int, ...] = (), progress: ProgressCallback | None = None
-    ) -> tuple[M, list[int]]:
-        """Sends ``make(id)`` and waits for its answer, which must be a `kind`; the caller owns the descriptors that came along.
+        self,
+        make: Callable[[int], protocol.Message],
+        kind: type[M],
+        *,
+        fds: tuple[int, ...] = (),
+        progress: ProgressCallback | None = None,
+        receive: Callable[[list[int]], T] = protocol.close_all,  # type: ignore[assignment]  # T is None then
+    ) -> tuple[M, T]:
+        """Send ``make(id)`` and wait for its answer, which must be a `kind`. Return it, and what `receive` makes of its descriptors.
+
+        `receive` owns the descriptors. The reading thread calls it: no signal can come between them and the object that closes them.
 
         Ctrl-C ends the wait, and so does an error of `progress`, which is raised here; the answer is then dropped when it comes. Raises the
         answer's typed error, RuntimeLost when the runtime ends.
         """
-        call = _Call(progress)
+        call = _Call(kind, receive, progress)
         with self._lock:
             self._check()
             number = next(self._ids)
@@ -127,19 +138,17 @@ class ControlClient:
         except BaseException:
             with self._lock:
                 self._calls.pop(number, None)
-            protocol.close_all(call.fds)
             if call.answer is not None and not isinstance(call.answer, AspenError):
                 with suppress(OSError):
                     self._give_back(call.answer)
             raise
-        answer, received = call.answer, call.fds
+        answer, received = call.answer, call.received
         if isinstance(answer, AspenError):
             try:
                 raise answer
             finally:
                 del call, answer  # an error whose frames name it would keep what is in them, a request's inputs, until the collector comes
         if not isinstance(answer, kind):
-            protocol.close_all(received)
             raise ProtocolError(f"{type(answer).__name__} instead of {kind.__name__}")
         return answer, received
 
@@ -217,7 +226,13 @@ class ControlClient:
                     call.done.set()
             return
         call.answer = make_error(message.error, message.text) if isinstance(message, protocol.Failed) else message
-        call.fds = fds
+        if isinstance(message, call.kind):
+            try:
+                call.received = call.receive(fds)
+            except BaseException as error:  # as of `progress`
+                call.failure = error
+        else:
+            protocol.close_all(fds)
         call.done.set()
 
     def _give_back(self, message: protocol.ToClient) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
+import itertools
+import linecache
+import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import msgspec
@@ -279,6 +284,41 @@ def test_interrupts_at_any_moment(runtime: aspen_mp.Runtime) -> None:
     assert interrupted > 100
     all_ends(runtime)
     assert [model.run(x)["y"].tobytes() for x in xs] == expected
+
+
+def test_an_interrupt_at_every_line_leaves_no_descriptor(runtime: aspen_mp.Runtime) -> None:
+    """Memory that a client asks for comes as a descriptor, which something must own from its arrival on."""
+    session = runtime._link.session()
+    session.status()
+    before = set(os.listdir("/proc/self/fd"))
+    for last in itertools.count(1):
+        lines = 0
+
+        def trace(frame: FrameType, event: str, _: Any, last: int = last) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith(("wire/client.py", "client/session.py", "shm/segments.py")):
+                return None
+            # Where a lock is held, Python handles no signal in lines that only begin or end a block.
+            words = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()
+            lines += event == "line" and words[0] not in {"with", "try:", "finally:", "except"}
+            if lines == last:
+                raise Interrupted
+            return trace
+
+        sys.settrace(trace)
+        try:
+            index, segment = session._make_data(1 << 16)
+        except Interrupted:
+            continue
+        finally:
+            sys.settrace(None)
+            session.status()  # an answer that nobody waits for has come before this one
+        segment.close()
+        session._drop_data(index)
+        break
+    assert last > 10
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def all_ends(runtime: aspen_mp.Runtime) -> None:
