@@ -112,24 +112,23 @@ class Topology:
     ) -> list[int]:
         """CPUs of a runtime's workers, one each: `cores` if given, else the best `workers`, else one for each core that the quota pays for.
 
-        `classes` and `smt` (see `limited`) decide what "core" means where the caller does not name CPUs. `taken` CPUs, on which others
-        have workers, come last, and do not count as cores where there are others. `ResourceLimitError` for no worker, for CPUs that
-        cannot be used, and where `workers` and `cores` disagree.
+        `classes` and `smt` (see `limited`) decide what "core" means where the caller does not name CPUs. `taken` names a CPU once for each
+        worker that others have there. CPUs with the fewest workers come first, and taken ones do not count as cores where there are others.
+        `ResourceLimitError` for no worker, for CPUs that cannot be used, and where `workers` and `cores` disagree.
         """
         if cores is not None:
             return self.choose(len(cores) if workers is None else workers, cores)
         if workers is not None and workers < 1:
             raise ResourceLimitError(f"{count(workers, 'worker')} asked for. A runtime needs at least one")
         there = self.limited(classes, smt)
-        others = set(taken)
+        others = Counter(taken)
         if workers is None:
             limit = sum(core.cpu not in others for core in there.cores) or len(there.cores)
             workers = min(limit, self.paid or limit)
         # More workers than such cores: the rest of the machine helps out before CPUs are shared.
         first = there.placement()
         order = first + [cpu for cpu in self.placement() if cpu not in set(first)]
-        order.sort(key=lambda cpu: cpu in others)
-        return [order[i % len(order)] for i in range(workers)]
+        return _least_used(order, workers, others)
 
     def speeds(self, cpus: Iterable[int], gives: Mapping[int, float] = MappingProxyType({})) -> list[float]:
         """Of the cores of these CPUs, fastest first, relative to the fastest; to two digits, because plans are made for them and kept. One
@@ -175,13 +174,16 @@ class Topology:
                     f"{count(n, 'worker')} asked for, but {count(len(explicit), 'core')} named. Name one core for each worker"
                 )
             return list(explicit)
-        order = self.placement()
-        uses = Counter(taken)
-        chosen = []
-        for _ in range(n):
-            chosen.append(min(order, key=uses.__getitem__))  # the best one of those used least
-            uses[chosen[-1]] += 1
-        return chosen
+        return _least_used(self.placement(), n, Counter(taken))
+
+
+def _least_used(order: Sequence[int], n: int, uses: Counter[int]) -> list[int]:
+    """`n` of these CPUs, each the first in `order` of those used least by then."""
+    uses, chosen = uses.copy(), []
+    for _ in range(n):
+        chosen.append(min(order, key=uses.__getitem__))
+        uses[chosen[-1]] += 1
+    return chosen
 
 
 def parse_cpus(text: str) -> list[int]:

@@ -135,7 +135,7 @@ def _lease(there: topology.Topology, profile: Any) -> dict[str, Any]:
     taken = known.others()
     known.close()
     cpus = there.select(workers, cores, classes=profile.workers.classes, smt=profile.workers.smt, taken=taken)
-    return {"workers": len(cpus), "cpus": cpus, "taken": taken}
+    return {"workers": len(cpus), "cpus": cpus, "taken": sorted(set(taken))}
 
 
 def _isa() -> dict[str, Any]:

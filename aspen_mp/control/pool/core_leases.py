@@ -1,8 +1,10 @@
-"""Which cores other runtimes of this machine have workers on: a lock file for each core, held for as long as there is a worker.
+"""How many workers runtimes of this machine have on each core: a lock for each worker, on one file that all of them open.
 
-Advice, no more: a core that somebody holds is taken last, and taken all the same where there is no other; who shares a core so tries for
-its lock again and again, and has it when the holder has gone. A lock ends with its holder, whatever becomes of it. Where the folder cannot
-be had, nobody knows of anybody.
+Byte `cpu * LEVELS + level` of the file stands for a *level* of a core. A worker holds the lowest level of its core that was free when it
+came, so its level is the number of workers that were there before it. Levels are advice: they decide where a worker goes, never whether it
+runs. Where the file cannot be had, a runtime knows of no other.
+
+The protocol, and why it holds, is in the README of `aspen_mp/control`.
 """
 
 from __future__ import annotations
@@ -10,136 +12,185 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections import Counter
+import struct
 from contextlib import suppress
+from typing import Final, NamedTuple
 
 from aspen_mp.shm.scarcity import OPENING
 
 FOLDER = "/tmp/aspen-mp-cores"
-"""One for all users: they share the cores."""
+"""The folder of all users, because they share the cores."""
+FILE = "workers"
+LEVELS: Final = 1 << 10
+"""Most workers of a core that are told apart. A worker above these holds no lock."""
+MOST_LOOKS: Final = 1 << 14
+"""Most system calls of one look. It ends a look at a file on which somebody holds locks without number."""
+_LOCK: Final = struct.Struct("@hhqqi4x")
+"""`struct flock`: type, whence, start, length, pid."""
 
 
 def folder() -> str:
-    """Where the lock files are: the environment variable ASPEN_MP_LEASES, else `FOLDER`. Empty for "off": nobody is told or asked."""
+    """Where the lock file is: the environment variable ASPEN_MP_LEASES, else `FOLDER`. Empty for "off": nobody is told or asked."""
     setting = os.environ.get("ASPEN_MP_LEASES") or FOLDER
     return "" if setting == "off" else os.path.abspath(setting)
 
 
 class Leases:
-    def __init__(self, where: str) -> None:
-        """`where`: the folder, see `folder`; empty for none."""
-        self._folder = _open(where) if where else -1
-        self._held: dict[int, int] = {}
-        self._shared: set[int] = set()
-        self._lacking: set[int] = set()  # CPUs whose locks there was no descriptor for
-        self._uses: Counter[int] = Counter()
+    """The levels that the workers of one runtime hold."""
 
-    def hold(self, cpu: int) -> bool:
-        """A worker runs there now. False where another runtime has one there as well."""
-        self._uses[cpu] += 1
-        return self._take(cpu)
+    def __init__(self, where: str) -> None:
+        """`where`: the folder, see `folder`; empty for none. OSError where only descriptors or memory are lacking to open it."""
+        self._where = where
+        self._fd = _open(where) if where else -1
+        self._held: dict[int, set[int]] = {}
+
+    def hold(self, cpu: int) -> int:
+        """Takes a level for a worker that is going to run on `cpu`, and returns it."""
+        own = self._held.setdefault(cpu, set())
+        level = next(k for k in range(LEVELS + len(own) + 1) if k not in own and (k >= LEVELS or self._lock(cpu, k)))
+        own.add(level)
+        return level
+
+    def drop(self, cpu: int) -> None:
+        """Gives back the highest level of those held on `cpu`: a worker there has ended."""
+        level = max(self._held[cpu])
+        self._held[cpu].remove(level)
+        if not self._held[cpu]:
+            del self._held[cpu]
+        self._unlock(cpu, level)
+
+    @property
+    def ahead(self) -> dict[int, int]:
+        """How many workers of others were on each of our CPUs before ours. CPUs without any are left out."""
+        found = {cpu: max(own) + 1 - len(own) for cpu, own in self._held.items()}
+        return {cpu: n for cpu, n in found.items() if n}
 
     @property
     def shared(self) -> list[int]:
-        """CPUs on which a worker runs and another runtime's as well."""
-        return sorted(self._shared)
+        """CPUs on which a worker runs that came after another runtime's."""
+        return sorted(self.ahead)
 
     def retry(self) -> list[int]:
-        """Tries again for the cores that are shared, or whose locks could not be opened; returns those that others have given up since."""
-        for cpu in list(self._lacking):
-            self._take(cpu)
-        return [cpu for cpu in self.shared if self._take(cpu)]
-
-    def _take(self, cpu: int) -> bool:
-        if cpu in self._held:
-            return True
-        try:
-            fd = self._lock(cpu)
-        except OSError:
-            self._lacking.add(cpu)
-            return cpu not in self._shared
-        self._lacking.discard(cpu)
-        if fd is None:
-            self._shared.add(cpu)
-            return False
-        self._shared.discard(cpu)
-        if fd >= 0:
-            self._held[cpu] = fd
-        return True
-
-    def drop(self, cpu: int) -> None:
-        """A worker there has ended."""
-        self._uses[cpu] -= 1
-        if self._uses[cpu] <= 0:
-            del self._uses[cpu]
-            self._shared.discard(cpu)
-            self._lacking.discard(cpu)
-            if cpu in self._held:
-                os.close(self._held.pop(cpu))
+        """Takes lower levels where others have left some. Returns the CPUs on which nobody is ahead of us any more."""
+        self._renew()
+        before = self.shared
+        for cpu in before:
+            own = self._held[cpu]
+            for level in sorted(own, reverse=True):
+                lower = next((k for k in range(min(level, LEVELS)) if k not in own and self._lock(cpu, k)), None)
+                if lower is not None:
+                    own.add(lower)
+                    own.remove(level)
+                    self._unlock(cpu, level)
+        return sorted(set(before).difference(self.ahead))
 
     def others(self) -> list[int]:
-        """CPUs on which other runtimes have workers. OSError where descriptors are lacking to find out."""
-        if self._folder < 0:
-            return []
-        found = []
-        try:
-            for entry in os.listdir(self._folder):
-                if entry.isdigit() and int(entry) not in self._held:
-                    # A shared lock: two who look at once do not see each other.
-                    fd = self._lock(int(entry), fcntl.LOCK_SH)
-                    if fd is None:
-                        found.append(int(entry))
-                    elif fd >= 0:
-                        os.close(fd)
-        except OSError as error:
-            if error.errno in OPENING:
-                raise
+        """CPUs of other runtimes' workers, each named once for each worker."""
+        self._renew()
+        found: list[int] = []
+        spans = [(0, 1 << 62)] if self._fd >= 0 else []
+        for _ in range(MOST_LOOKS):
+            if not spans:
+                break
+            begin, end = spans.pop()
+            lock = self._somebody(begin, end)
+            if lock is None:
+                continue
+            if lock.end - lock.begin <= LEVELS:  # a longer one is no runtime's
+                found += [byte // LEVELS for byte in range(max(begin, lock.begin), min(end, lock.end))]
+            spans += [(a, b) for a, b in ((begin, lock.begin), (lock.end, end)) if a < b]
         return sorted(found)
 
     def close(self) -> None:
-        for fd in self._held.values():
-            os.close(fd)
         self._held.clear()
-        self._shared.clear()
-        self._lacking.clear()
-        self._uses.clear()
-        if self._folder >= 0:
-            os.close(self._folder)
-            self._folder = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
-    def _lock(self, cpu: int, kind: int = fcntl.LOCK_EX) -> int | None:
-        """The locked file of a core; None where somebody else holds it, -1 where there is no such file to be had. OSError where only a
-        descriptor is lacking."""
-        if self._folder < 0:
-            return -1
+    # ---- the file
+
+    def _renew(self) -> None:
+        """Opens the file again where somebody has removed it, as cleaners of /tmp do, and takes levels of the new one."""
+        if self._fd < 0 or os.fstat(self._fd).st_nlink:
+            return
+        with suppress(OSError):  # the next look tries again
+            old, self._fd = self._fd, _open(self._where)
+            os.close(old)
+            held, self._held = self._held, {}
+            for cpu, own in held.items():
+                for _ in own:
+                    self.hold(cpu)
+
+    def _lock(self, cpu: int, level: int) -> bool:
+        """Locks a level. False where another runtime holds it. Where locks cannot be had at all, it counts as locked."""
+        if self._fd < 0:
+            return True
         try:
-            fd = os.open(str(cpu), os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644, dir_fd=self._folder)
-        except OSError as error:
-            if error.errno in OPENING:
-                raise
-            return -1
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
+        except (BlockingIOError, PermissionError):
+            return False
         except OSError:
-            os.close(fd)
-            return -1
-        return fd
+            return True
+        return True
+
+    def _unlock(self, cpu: int, level: int) -> None:
+        if self._fd >= 0 and level < LEVELS:
+            with suppress(OSError):
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
+
+    def _somebody(self, begin: int, end: int) -> _Range | None:
+        """A lock of another runtime in this range of bytes, if there is one."""
+        try:
+            found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
+        except OSError:
+            return None
+        kind, _, start, length, _ = _LOCK.unpack(found)
+        return None if kind == fcntl.F_UNLCK else _Range(start, start + length if length else end)
+
+
+class _Range(NamedTuple):
+    begin: int
+    end: int
 
 
 def _open(folder: str) -> int:
-    """The folder, made if need be: a folder and no link, with the sticky bit, so that nobody removes another's files. -1 otherwise."""
+    """A descriptor of the lock file in the folder; both are made if need be. -1 where they cannot be had.
+
+    The folder is no link and has the sticky bit, so that nobody removes another user's file. Anybody may lock the file.
+    """
     with suppress(OSError):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
+    inside = -1
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        info = os.fstat(inside)
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+            return -1
+        return _open_file(inside)
+    except OSError as error:
+        if error.errno in OPENING:
+            raise
         return -1
-    info = os.fstat(fd)
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        os.close(fd)
-        return -1
-    return fd
+    finally:
+        if inside >= 0:
+            os.close(inside)
+
+
+def _open_file(inside: int) -> int:
+    """OSError where it cannot be had. It is not opened with O_CREAT where it exists: the kernel refuses that for another user's file."""
+    how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    for _ in range(2):
+        with suppress(FileNotFoundError):
+            fd = os.open(FILE, how, dir_fd=inside)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+            return -1
+        mask = os.umask(0)
+        try:
+            with suppress(FileExistsError):
+                return os.open(FILE, how | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
+        finally:
+            os.umask(mask)
+    return -1

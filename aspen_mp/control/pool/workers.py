@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aspen_mp.control.memory.segments import Held
 from aspen_mp.control.pool.core_leases import Leases
-from aspen_mp.control.pool.placement import Place, arrange, surplus
+from aspen_mp.control.pool.placement import Place, alike, arrange, emptier, surplus
 from aspen_mp.control.pool.recovery import Death
 from aspen_mp.control.pool.watchdog import Watched
 from aspen_mp.control.pool.worker_spawner import WorkerSpawner
@@ -214,7 +214,7 @@ class WorkerPool:
         kept = [k for k in range(len(places)) if k not in given_up]
         wanted: list[Place | None] = [places[k] for k in kept]
         new = min(n, self._max) - len(wanted)
-        found = arrange(machine, preferred, [*wanted, *([None] * new)], self._leases.others())
+        found = arrange(machine, preferred, [*wanted, *([None] * new)], self._leases.others(), self._leases.ahead)
         target = dict(zip(kept, found, strict=False))
         waiting, vacant = len(self._queued), len(self._vacant)
         # Without a worker yet: each goes where it is to be, or is not started at all.
@@ -232,9 +232,13 @@ class WorkerPool:
         self._start_waiting(machine)
 
     def claim_shared(self) -> None:
-        """Takes the leases of cores that another runtime had a worker on as well, and has no longer."""
+        """Takes the leases that other runtimes have given up on cores that we share, and binds workers to cores that are now theirs."""
         for cpu in self._leases.retry():
             self._event_log.info("core-unshared", cpu=cpu)
+            for worker in self._staying():
+                if worker.cpu == cpu:
+                    with suppress(OSError):  # it has ended, or the CPU has gone: the next look sees to that
+                        os.sched_setaffinity(worker.pid, {cpu})
 
     def refill(self) -> None:
         """Starts a worker for each that has died. Where descriptors, memory or processes are lacking for that, it is tried again and again.
@@ -299,9 +303,6 @@ class WorkerPool:
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
             place = Place(machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0], place.home)
-        cpu = place.cpu
-        core = machine.by_cpu[cpu]
-        self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         since = time.monotonic()
         pid, ours = self._spawner.start()
         ours.setblocking(False)
@@ -310,14 +311,16 @@ class WorkerPool:
         except OSError:
             ours.close()
             raise
+        place = self._claim(place, machine)
+        core = machine.by_cpu[place.cpu]
+        self._table.worker_reset(row, cpu=place.cpu, core_class=core.rank, cache=core.l3, node=core.node)
         worker = self._rows[row] = Worker(row, pid, pidfd, ours, place, core.core_class, since=since)
-        shared = not self._leases.hold(cpu)
         try:
             self._table.worker_started(row, pid, start_time(pid))
             worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
             self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
             self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
-            self._send(worker, wire.SETUP, row, cpu, fds=self._fds)
+            self._send(worker, wire.SETUP, row, self._bound_to(worker, machine), fds=self._fds)
             for held in self._segments():
                 self._send_segment(worker, held)
             self._send(worker, wire.SYNC, self.seq)
@@ -327,8 +330,32 @@ class WorkerPool:
             self._forget(worker)
             self._table.worker_gone(row)
             raise
-        if shared:
-            self._event_log.note("core-shared", cpu=cpu, why="another runtime has a worker there")
+        if place.cpu in self._leases.shared:
+            self._event_log.note("core-shared", cpu=place.cpu, why="another runtime has a worker there")
+
+    def _bound_to(self, worker: Worker, machine: topology.Topology) -> int:
+        """The CPU that a worker is to bind itself to; -1 where others were there first. Then the kernel moves it among cores like that one,
+        because those others may be idle, or busier than workers elsewhere."""
+        if worker.place.home is not None or worker.cpu not in self._leases.shared:
+            return worker.cpu
+        with suppress(OSError):
+            os.sched_setaffinity(worker.pid, alike(machine, worker.cpu))
+        return -1
+
+    def _claim(self, place: Place, machine: topology.Topology) -> Place:
+        """Takes a lease for a worker and returns where it goes: to `place`, or to a core with fewer workers if others came there first."""
+        level = self._leases.hold(place.cpu)
+        while level and place.home is None:
+            cpu = emptier(machine, level, Counter([*self.cpus(), *self._leases.others()]))
+            if cpu is None:
+                break
+            there = self._leases.hold(cpu)
+            if there >= level:  # others were faster there, too
+                self._leases.drop(cpu)
+                break
+            self._leases.drop(place.cpu)
+            place, level = Place(cpu), there
+        return place
 
     # ---- segments
 

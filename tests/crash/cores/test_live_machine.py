@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,10 @@ def cpus(runtime: aspen_mp.Runtime) -> list[int]:
     """Where its workers are, while nobody is on his way."""
     workers = runtime.workers
     return sorted(w["cpu"] for w in workers) if all(w["state"] == "running" for w in workers) else []
+
+
+def affinity(runtime: aspen_mp.Runtime) -> list[set[int]]:
+    return [os.sched_getaffinity(worker["pid"]) for worker in runtime.workers]
 
 
 def changes(runtime: aspen_mp.Runtime) -> list[dict[str, object]]:
@@ -122,6 +128,7 @@ def test_a_core_that_another_runtime_gives_up(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("ASPEN_MP_LEASES", str(tmp_path / "cores"))
     with aspen_mp.Runtime(cores=CPUS) as all_of_them, aspen_mp.Runtime(workers=1) as guest:
         assert guest.workers[0]["shared"]
+        assert affinity(guest) == [set(CPUS)]  # others were there first, on every core
         assert guest.status()["machine"]["shared_cpus"] == str(guest.workers[0]["cpu"])
         model = chain(guest)
         expected = model.run(feeds())["y"].tobytes()
@@ -129,4 +136,21 @@ def test_a_core_that_another_runtime_gives_up(tmp_path: Path, monkeypatch: pytes
         all_of_them.remove_workers(cores=[free])
         futures = [model.submit(feeds()) for _ in range(20)]
         wait_until(lambda: cpus(guest) == [free] and not guest.workers[0]["shared"], "a core of its own")
+        assert affinity(guest) == [{free}]
         assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 20
+
+
+@several
+def test_killed_runtimes_leave_their_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed: the others spread over the cores, and each is bound to its own where there are enough."""
+    monkeypatch.setenv("ASPEN_MP_LEASES", str(tmp_path / "cores"))
+    with ExitStack() as stack:
+        runtimes = [stack.enter_context(aspen_mp.Runtime(workers=1)) for _ in range(2 * len(CPUS[:2]) + 1)]
+        stays = [runtimes[0], runtimes[-1]]
+        expected = chain(stays[1]).run(feeds())["y"].tobytes()
+        for runtime in runtimes[1:-1]:
+            os.kill(runtime.status()["runtime"]["pid"], signal.SIGKILL)
+        wait_until(lambda: all(cpus(r) and not r.workers[0]["shared"] for r in stays), "cores of their own")
+        assert sorted(affinity(stays[0]) + affinity(stays[1]), key=min) == [{cpu} for cpu in sorted(cpus(stays[0]) + cpus(stays[1]))]
+        assert cpus(stays[0]) != cpus(stays[1])
+        assert chain(stays[1]).run(feeds())["y"].tobytes() == expected
