@@ -99,6 +99,7 @@ FULL: Final = {
             "api/hostile/test_bad_inputs.py::test_damaged_plans_are_not_used",
             "api/hostile/test_hostile_frames.py::test_silence_and_dribble_are_ended",
             "api/runtime/test_behind_data.py",
+            "api/runtime/test_bursts.py",
             "api/runtime/test_handles.py::test_a_pool_of_processes_shares_one_model",
             *(f"api/runtime/test_runtime.py::test_{name}" for name in ("silence_is_ended", "a_client_that_goes_leaves_nothing_behind")),
             *(f"api/runtime/test_in_place.py::test_{name}" for name in _BORROWED),

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aspen_mp.client.loop_results import LoopResults
+from aspen_mp.client.requests.idle_regions import LOOK_S
 from aspen_mp.client.requests.memory import DataMemory
 from aspen_mp.client.requests.zero_copy import Loans
 from aspen_mp.control.wire import protocol
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from aspen_mp.client.requests.region import Region
+    from aspen_mp.client.requests.stage import Stage
 
 
 class TicketWatcher(Protocol):
@@ -110,6 +112,10 @@ class Session:
         self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.loans = Loans(self._make_loan, self._drop_data)
+        self._stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+        """Those whose requests use `memory`."""
+        self._look_at = 0.0
+        """When the resolver looks next for memory that no request needs, by `time.monotonic`. 0.0: there is none to look for."""
         self.held: dict[int, Region] = {}
         """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
         self._scarce = threading.Condition()
@@ -271,6 +277,36 @@ class Session:
     def _drop_data(self, index: int) -> None:
         if self.error is None:
             self.control.call(lambda number: protocol.DropData(number, index), protocol.Done)
+
+    def memory_has_grown(self) -> None:
+        """A request has taken memory that none had before. The resolver looks for it from now on if clients at rest keep less."""
+        if not self._look_at and self.memory.spans > self._kept() + 1:
+            with self._lock, suppress(AspenError):
+                self._start_resolver()
+                self._look_at = time.monotonic() + LOOK_S
+
+    def _kept(self) -> int:
+        """Regions that wait for a request, at most one for each stage."""
+        return sum(stage.kept_bytes > 0 for stage in self._all_stages())
+
+    def _all_stages(self) -> list[Stage]:
+        with self._lock:
+            return list(self._stages)
+
+    def add_stage(self, stage: Stage) -> None:
+        """From now on `look` gives back what the stage does not need."""
+        with self._lock:
+            self._stages.add(stage)
+
+    def look(self) -> None:
+        """Gives memory back that no request has needed since the look before this one."""
+        leave = self.memory.sparse()
+        for stage in self._all_stages():
+            stage.look(leave)
+        with suppress(AspenError):
+            self.memory.trim()
+        again = leave or self.memory.spans > self._kept()
+        self._look_at = time.monotonic() + LOOK_S if again else 0.0
 
     # ---- requests
 
@@ -541,6 +577,8 @@ class Session:
         for chore in chores:
             _do(chore)
         _tell(ended)
+        if self._look_at and time.monotonic() >= self._look_at and not done:
+            self.look()
         return not done
 
     def _publish_queue(self) -> list[tuple[Waiting, AspenError]]:
@@ -601,6 +639,7 @@ class Session:
     def abandon(self, error: AspenError) -> None:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
         self.error = error
+        self._look_at = 0.0
         self._lock = threading.RLock()
         self._scarce = threading.Condition()
         self.wanting = 0

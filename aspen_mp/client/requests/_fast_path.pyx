@@ -164,8 +164,8 @@ cdef class FastPath:
 
     cdef int _back(self, stage, region) except -1:
         self._free.append(region)
-        if stage.closed:
-            stage.close()
+        if stage.untidy:
+            stage.tidy()
         return 0
 
     cdef int _copy(self, list arrays, list views) except -1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from aspen_mp.shm.bindings import _control
@@ -15,6 +15,10 @@ ALIGN = 64
 FIRST_BYTES = 1 << 20
 """The first segment's size. Later ones are at least as large as all before together, so that a client's 64 segments go a long way."""
 MAX_STEP = 256 << 20
+LEAST_LEFT = 4 << 20
+"""Smaller segments are not worth leaving."""
+MOST_UNUSED = 16 << 20
+"""Unused bytes that a client may keep beside as many as it uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class _Free:
     @property
     def unused(self) -> bool:
         return self.begins == [_control.DATA_FIRST] and self.ends == [self.segment.nbytes]
+
+    @property
+    def used(self) -> int:
+        return self.segment.nbytes - _control.DATA_FIRST - sum(self.ends) + sum(self.begins)
 
     def holds(self, nbytes: int) -> bool:
         return any(end - begin >= nbytes for begin, end in zip(self.begins, self.ends, strict=True))
@@ -76,6 +84,9 @@ class DataMemory:
         self._drop = drop
         self._lock = threading.RLock()  # a region may come back wherever the garbage collector runs
         self._free: dict[int, _Free] = {}
+        self._leave: frozenset[int] = frozenset()
+        self.spans = 0
+        """Ranges that are in use."""
 
     @property
     def nbytes(self) -> int:
@@ -86,19 +97,33 @@ class DataMemory:
         """A 64-byte aligned span. ResourceLimitError when no more shared memory can be had."""
         nbytes = _aligned(nbytes)
         with self._lock:
-            for index, free in self._free.items():
+            span = self._first_fit(nbytes, self._leave)
+            if span is None:
+                try:
+                    index, segment = self._another(nbytes + _control.DATA_FIRST)
+                except ResourceLimitError:
+                    span = self._first_fit(nbytes)
+                    if span is None:
+                        raise
+                else:
+                    self._free[index] = _Free(segment)
+                    span = self._first_fit(nbytes, self._leave)
+                    self._leave = frozenset()  # only so much is worth more segments
+            assert span is not None
+            self.spans += 1
+            return span
+
+    def _first_fit(self, nbytes: int, avoided: Collection[int] = ()) -> Span | None:
+        for index, free in self._free.items():
+            if index not in avoided:
                 offset = free.take(nbytes)
                 if offset is not None:
                     return Span(index, offset, nbytes, free.segment.buf)
-            index, segment = self._another(nbytes + _control.DATA_FIRST)
-            free = self._free[index] = _Free(segment)
-            offset = free.take(nbytes)
-            assert offset is not None
-            return Span(index, offset, nbytes, segment.buf)
+        return None
 
     def _another(self, least: int) -> tuple[int, Segment]:
         """A segment of so many bytes or more; where memory is short of no more, and those that hold nothing go before."""
-        larger = min(self.nbytes, MAX_STEP)
+        larger = 0 if self._leave else min(self.nbytes, MAX_STEP)
         wanted = max(least, larger if spacious(larger) else 0, FIRST_BYTES)
         try:
             return self._make(wanted)
@@ -121,13 +146,26 @@ class DataMemory:
         with self._lock:
             if span.index in self._free:
                 self._free[span.index].give(span.offset, span.offset + span.nbytes)
+                self.spans -= 1
+
+    def sparse(self) -> frozenset[int]:
+        """Segments to leave, because little of them is used and others hold it as well. `allocate` avoids them until it needs another one.
+
+        There are none while at most as much is unused as is used, and `MOST_UNUSED` more.
+        """
+        with self._lock:
+            used = sum(free.used for free in self._free.values())
+            leave = {i for i, free in self._free.items() if free.segment.nbytes >= LEAST_LEFT and 2 * free.used < free.segment.nbytes}
+            self._leave = frozenset(leave if self.nbytes > 2 * used + MOST_UNUSED else ())
+            return self._leave
 
     def trim(self) -> None:
         """Returns the segments that hold nothing."""
         with self._lock:
-            for index in [i for i, free in self._free.items() if free.unused]:
-                self._free.pop(index).segment.close()
-                self._drop(index)
+            unused = {i: self._free.pop(i) for i in [i for i, free in self._free.items() if free.unused]}
+        for index, free in unused.items():  # without the lock: others need not wait for the planner process
+            free.segment.close()
+            self._drop(index)
 
     def close(self) -> None:
         """Unmaps everything; the planner process reclaims the memory when the client has gone."""

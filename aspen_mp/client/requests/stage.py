@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, expired, refused, too_late
 from aspen_mp.client.requests._fast_path import FastPath, address
+from aspen_mp.client.requests.idle_regions import IdleRegions
 from aspen_mp.client.requests.lengths import KnownBucket, Lending
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
@@ -132,13 +133,18 @@ class Stage:
             for k, slot in enumerate(planned.inputs)
             if slot.nbytes >= BORROW_BYTES and slot.offset % PAGE == 0 and not any(is_object for _, is_object in self._inputs)
         ]
-        self._free: list[Region] = []
+        self._idle = IdleRegions(session.memory, self._layout)
+        self._free = self._idle.free
+        self._leave: frozenset[int] = frozenset()
+        self.untidy = False
+        """Whether `tidy` is due when a request has ended."""
         self._given: dict[Region, int] = {}
         self.closed = False
         self._pause = self._left = min(planned.often or ASK_AFTER, ASK_AFTER)
         self.fast_path = self._make_fast_path()
         with _regions:
             _stages.add(self)
+        session.add_stage(self)
 
     def _make_fast_path(self) -> FastPath | None:
         """The fast path of requests, where all values are tensors and no output is lent."""
@@ -186,9 +192,16 @@ class Stage:
         try:
             region = self._free.pop()
         except IndexError:
-            region = Region(self._inherited() or self._session.memory.allocate(self.planned.region), self._layout)
+            region = self._idle.take() or self._another_region()
         region.holds = 1
         return region
+
+    def _another_region(self) -> Region:
+        span = self._inherited()
+        if span is None:
+            span = self._session.memory.allocate(self.planned.region)
+            self._session.memory_has_grown()
+        return Region(span, self._layout)
 
     def _inherited(self) -> Span | None:
         """Memory of a region that waits at another length of this plan, which came before and may not come again."""
@@ -205,7 +218,7 @@ class Stage:
 
     def has_room(self) -> bool:
         """Whether a request can have a region without asking the planner process for memory."""
-        return bool(self._free) or self._session.memory.has(self.planned.region)
+        return bool(self._idle) or self._session.memory.has(self.planned.region)
 
     def make_room(self) -> bool:
         """A region for a request that is to come. False where there is none; the request will say why."""
@@ -261,8 +274,24 @@ class Stage:
             for k in region.borrowed:
                 region.inputs[k] = _NOTHING
             self._session.loans.give(region.loan)
-        elif self.closed:
+        elif self.untidy:
+            self.tidy()
+
+    def look(self, leave: frozenset[int]) -> None:
+        """As of `IdleRegions.look`. Regions that requests use now follow when these have ended."""
+        self._idle.look(leave)
+        self._leave = leave
+        self.untidy = self.closed or bool(leave)
+        if self.closed:  # meanwhile
+            self.shed()
+
+    def tidy(self) -> None:
+        """A request has ended, and regions are to be given back."""
+        if self.closed:
             self.close()
+        else:
+            self.untidy = False
+            self._idle.leave(self._leave)
 
     # ---- inputs that are there already
 
@@ -371,11 +400,11 @@ class Stage:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the regions that wait for a request."""
-        return len(self._free) * self.planned.region
+        return len(self._idle) * self.planned.region
 
     def close(self) -> None:
         """Gives the regions back that no request uses; those in use follow when their requests end."""
-        self.closed = True
+        self.closed = self.untidy = True
         self.count_transfers()
         if self._lendable:
             self._session.loans.owner_ended(self._number)
@@ -386,14 +415,7 @@ class Stage:
 
     def shed(self) -> None:
         """Gives the regions back that wait for a request."""
-        while True:
-            try:
-                region = self._free.pop()
-            except IndexError:
-                return
-            region.inputs.clear()
-            region.outputs.clear()
-            self._session.memory.give_back(region.span)
+        self._idle.shed()
 
     # ---- one request
 
