@@ -514,6 +514,8 @@ class Model:
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
+        total: int | None = None,
+        keys: Literal[False] = False,
     ) -> Stream[Results]: ...
 
     @overload
@@ -523,7 +525,7 @@ class Model:
         outputs: Sequence[str] | None = None,
         *,
         concurrency: int | None = None,
-        ordered: bool,
+        ordered: bool = True,
         timeout: float | None = None,
         priority: str = "normal",
         deadline_ms: float | None = None,
@@ -531,6 +533,8 @@ class Model:
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
+        total: int | None = None,
+        keys: bool = False,
     ) -> Stream[Any]: ...
 
     def map(
@@ -547,6 +551,8 @@ class Model:
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
+        total: int | None = None,
+        keys: bool = False,
     ) -> Stream[Any]:
         """Run the model on each item of an iterable, which may be endless, and return an iterator of the results.
 
@@ -554,7 +560,8 @@ class Model:
         iterable that blocks holds its results up by one item; with `map_async` it does not.
 
         An item that fails raises its error when its turn comes, with a note that names the item. That is the end, and what is in flight
-        is cancelled. Errors of the iterable itself come after the results of the items before.
+        is cancelled. Errors of the iterable itself come after the results of the items before. With `return_exceptions` neither ends
+        anything.
 
         Args:
             items: Each item is what `run` takes, or the array alone where the model needs one input only.
@@ -567,16 +574,21 @@ class Model:
             on_late: As of `run`.
             copy: As of `submit`. An iterable that fills `concurrency` buffers in turn never meets one in use, as long as results come in
                 order.
-            return_exceptions: Whether an item's error takes the place of its result, and the rest goes on. Errors of the iterable, and
-                RuntimeLost, end the iteration in any case.
-            progress: True: a bar on standard error, if that is a terminal. A function: called as ``progress(done, total or None)``.
+            return_exceptions: Whether an item's error takes the place of its result, and the rest goes on. The same holds for an error of
+                the iterable, which is asked for its next item then. A generator has none after an error. RuntimeLost, and 1000 errors of
+                the iterable in a row, end the iteration in any case.
+            progress: True: a bar on standard error, or a line every 10 seconds if that is no terminal. A function: called as
+                ``progress(done, total or None)``.
+            total: How many items there are, for `progress`. None: what the iterable says, as lists do and generators do not.
+            keys: Whether items are pairs ``(key, inputs)``. Then results are pairs ``(key, result)``, in any order too. The key of an
+                error of the iterable is None.
 
         Returns:
             An iterator of {output name: array}. It has `close`, works as a context manager, and may be used from several threads. Closing
             or forgetting it cancels what is in flight.
         """
         submit = self._for_items(self._start_now, outputs, (priority, deadline_ms, on_late), copy)
-        return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
+        return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress, total, keys))
 
     def map_async(
         self,
@@ -592,6 +604,8 @@ class Model:
         copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
+        total: int | None = None,
+        keys: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Run the model on each item of an iterable, for asyncio: ``async for y in model.map_async(items)``.
 
@@ -610,12 +624,14 @@ class Model:
             copy: As of `submit`.
             return_exceptions: As of `map`.
             progress: As of `map`.
+            total: As of `map`.
+            keys: As of `map`.
 
         Returns:
             An asynchronous iterator of what `map` gives.
         """
         submit = self._for_items(self._start_soon, outputs, (priority, deadline_ms, on_late), copy)
-        return stream_async(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
+        return stream_async(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress, total, keys))
 
     def _for_items(
         self,
@@ -629,10 +645,20 @@ class Model:
         _urgency(*urgency)  # wrong ones are refused now
         return lambda item: start(self._signature.item(item), names, _urgency(*urgency), copy)
 
-    def _terms(self, concurrency: int | None, ordered: bool, timeout: float | None, return_exceptions: bool, progress: Progress) -> Terms:
+    def _terms(
+        self,
+        concurrency: int | None,
+        ordered: bool,
+        timeout: float | None,
+        return_exceptions: bool,
+        progress: Progress,
+        total: int | None,
+        keys: bool,
+    ) -> Terms:
         """The arguments of `map` and `map_async`, checked."""
-        flying = self._concurrency(concurrency)
-        return Terms(self.name, flying, ordered, arguments.seconds("timeout", timeout), return_exceptions, progress)
+        flying, seconds = self._concurrency(concurrency), arguments.seconds("timeout", timeout)
+        number = None if total is None else arguments.whole("total", total, 0)
+        return Terms(self.name, flying, ordered, seconds, return_exceptions, progress, number, keys)
 
     @property
     def instances(self) -> int:

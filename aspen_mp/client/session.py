@@ -32,13 +32,21 @@ if TYPE_CHECKING:
     import asyncio
 
     from aspen_mp.client.requests.region import Region
-    from aspen_mp.client.requests.stage import Stage
 
 
 class TicketWatcher(Protocol):
     """Told which ticket a request waits for, -1 when it no longer does, so that it can cancel it."""
 
     def started(self, ticket: int) -> None: ...
+
+
+class MemoryUser(Protocol):
+    """What keeps regions of a session's memory for its next requests: a stage."""
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    def look(self, leave: frozenset[int]) -> None: ...
 
 
 OnDone = Callable[[_channel.Result | AspenError], None]
@@ -112,7 +120,7 @@ class Session:
         self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.loans = Loans(self._make_loan, self._drop_data)
-        self._stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+        self._stages: weakref.WeakSet[MemoryUser] = weakref.WeakSet()
         """Those whose requests use `memory`."""
         self._look_at = 0.0
         """When the resolver looks next for memory that no request needs, by `time.monotonic`. 0.0: there is none to look for."""
@@ -289,11 +297,11 @@ class Session:
         """Regions that wait for a request, at most one for each stage."""
         return sum(stage.kept_bytes > 0 for stage in self._all_stages())
 
-    def _all_stages(self) -> list[Stage]:
+    def _all_stages(self) -> list[MemoryUser]:
         with self._lock:
             return list(self._stages)
 
-    def add_stage(self, stage: Stage) -> None:
+    def add_stage(self, stage: MemoryUser) -> None:
         """From now on `look` gives back what the stage does not need."""
         with self._lock:
             self._stages.add(stage)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import length_hint
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from aspen_mp.client.future import too_late
-from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.errors import RequestError, RuntimeLost
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,9 +28,13 @@ WAITING: Final = 2
 """Requests in flight for each instance of the model, unless told otherwise: one that executes and one that follows at once."""
 
 Results = dict[str, Any]
+MOST_ERRORS: Final = 1000
+"""Errors of an iterable in a row after which it counts as broken, and its error ends the stream in any case."""
+LINE_S: Final = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
 Progress = bool | Callable[[int, int | None], None]
-"""True: a bar on standard error, where that is a terminal. A function: called as ``progress(done, total)`` after each item; `total` is
-None where the iterable does not say."""
+"""True: a bar on standard error, or lines where that is no terminal. A function: called as ``progress(done, total)`` after each item;
+`total` is None where nobody says."""
 
 
 Submit = Callable[[Any], "Future[Results]"]
@@ -37,12 +44,13 @@ SubmitAsync = Callable[[Any], Awaitable["Future[Results]"]]
 
 
 class _Item:
-    """What the iterable gave, or how it failed (`source`)."""
+    """What the iterable gave, or how it failed. `source`: the stream ends with this error of the iterable."""
 
-    __slots__ = ("deadline", "future", "index", "late", "source")
+    __slots__ = ("deadline", "future", "index", "key", "late", "source")
 
-    def __init__(self, index: int, future: Future[Results], deadline: float | None, source: bool = False) -> None:
+    def __init__(self, index: int, key: Any, future: Future[Results], deadline: float | None, source: bool = False) -> None:
         self.index = index
+        self.key = key
         self.future = future
         self.deadline = deadline
         self.source = source
@@ -64,16 +72,15 @@ def _failed(error: BaseException) -> Future[Results]:
 
 def _noted(error: BaseException, item: _Item) -> BaseException:
     """Says which item it was: whoever maps thousands has to know."""
-    if not item.source:
-        note = f"item {item.index} of the iterable"
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
+    note = f"item {item.index} of the iterable" + ("" if item.key is None else f", key {reprlib.repr(item.key)}")
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
     return error
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How items become results, as `Model.map` describes it. `model`: its name, for errors; `timeout`: seconds."""
+    """How items become results, as `Model.map` describes it. `model`: its name, for errors; `timeout`: seconds; `keys`: items are pairs."""
 
     model: str
     concurrency: int
@@ -81,24 +88,45 @@ class Terms:
     timeout: float | None
     return_exceptions: bool
     progress: Progress
+    total: int | None = None
+    keys: bool = False
+
+    def shown(self, items: Any) -> _Progress:
+        """Progress over `items`."""
+        hint = self.total is None and not isinstance(items, AsyncIterable)
+        return _Progress.start(self.progress, (length_hint(items) or None) if hint else self.total)
+
+    def pair(self, value: Any) -> tuple[Any, Any]:
+        """The key of what the iterable gave, None without keys, and the inputs."""
+        if not self.keys:
+            return None, value
+        if isinstance(value, tuple) and len(value) == 2:
+            return value
+        raise RequestError(f"model {self.model!r}: keys=True takes pairs (key, inputs), not a {type(value).__name__} as an item")
+
+    def ends(self, errors: int) -> bool:
+        """Whether the stream ends where the iterable has failed so many times in a row. It may go on: not all iterators are generators."""
+        return not self.return_exceptions or errors >= MOST_ERRORS
 
     def deadline(self) -> float | None:
         """When the result of an item that is taken now is late, by `time.monotonic`."""
         return None if self.timeout is None else time.monotonic() + self.timeout
 
-    def late(self, index: int) -> _Item:
-        """An item that has failed, because its result did not come in time."""
-        return _Item(index, _failed(too_late(self.model, self.timeout)), None)
+    def late(self, item: _Item) -> _Item:
+        """The item, which has failed because its result did not come in time."""
+        return _Item(item.index, item.key, _failed(too_late(self.model, self.timeout)), None)
 
     def result(self, item: _Item) -> Any:
-        """The item's outputs, or its error in their place; with its index where results come in any order. Raises the error that ends
-        everything."""
+        """The item's outputs, or its error in their place; with its key, or with its index where results come in any order. Raises the
+        error that ends everything."""
         error = item.error()
         if error is not None:
             _noted(error, item)
             if item.source or not self.return_exceptions or isinstance(error, RuntimeLost):
                 raise error
         outcome = item.future.result() if error is None else error
+        if self.keys:
+            return item.key, outcome
         return outcome if self.ordered else (item.index, outcome)
 
 
@@ -121,7 +149,8 @@ class Stream(Iterator[R]):
         self._next = 0
         self._lock = threading.Lock()
         self._closed = False
-        self._progress = _Progress.start(terms.progress, length_hint(items) or None)
+        self._errors = 0
+        self._progress = terms.shown(items)
 
     def __iter__(self) -> Stream[R]:
         return self
@@ -163,21 +192,25 @@ class Stream(Iterator[R]):
 
     def _take(self) -> None:
         assert self._items is not None
-        source = False
+        source, key = False, None
         try:
             value = next(self._items)
         except StopIteration:
             self._items = None
             return
-        except Exception as error:  # comes after the results of the items before it
-            self._items = None
-            future, source = _failed(error), True
+        except Exception as error:
+            self._errors += 1
+            future, source = _failed(error), self._terms.ends(self._errors)
+            if source:  # comes after the results of the items before it
+                self._items = None
         else:
+            self._errors = 0
             try:
+                key, value = self._terms.pair(value)
                 future = self._submit(value)
             except Exception as error:
                 future = _failed(error)
-        item = _Item(self._next, future, self._terms.deadline(), source)
+        item = _Item(self._next, key, future, self._terms.deadline(), source)
         self._next += 1
         self._flying.append(item)
         if not self._terms.ordered and not source:
@@ -226,7 +259,7 @@ class Stream(Iterator[R]):
     def _give_up(self, item: _Item) -> _Item:
         """It takes too long; unless its result comes at this very moment."""
         item.late = True
-        return self._terms.late(item.index) if item.future.cancel() else item
+        return self._terms.late(item) if item.future.cancel() else item
 
     # ---- the end
 
@@ -253,7 +286,7 @@ class Stream(Iterator[R]):
 async def stream_async(submit: SubmitAsync, items: Iterable[Any] | AsyncIterable[Any], terms: Terms) -> AsyncGenerator[Any, None]:
     """`Stream` for asyncio: an item is taken as soon as a slot is free, whatever the consumer waits for."""
     flight = _Flight(submit, _AsyncSource(items), terms)
-    shown = _Progress.start(terms.progress, None if isinstance(items, AsyncIterable) else length_hint(items) or None)
+    shown = terms.shown(items)
     try:
         while flight.more or flight.items:
             ready = await flight.step()
@@ -282,6 +315,7 @@ class _Flight:
         self._waits: dict[asyncio.Future[Results], _Item] = {}
         self._taking: asyncio.Future[Any] | None = None
         self._next = 0
+        self._errors = 0
         self.items: deque[_Item] = deque()
         self.more = True
         self.failure: BaseException | None = None
@@ -316,25 +350,32 @@ class _Flight:
         if self.items and self.items[0].left == 0.0 and not self.items[0].future.done():
             late = self.items[0]
             late.future.cancel()
-            self.items[0] = self._terms.late(late.index)
+            self.items[0] = self._terms.late(late)
 
     async def _begin(self, taken: asyncio.Future[Any]) -> None:
         """Starts a request with what was taken."""
         import asyncio
 
+        key = None
         try:
             value = taken.result()
         except StopAsyncIteration:
             self.more = False
             return
         except Exception as error:
-            self.more, self.failure = False, error
-            return
-        try:
-            future = await self._submit(value)
-        except Exception as error:
+            self._errors += 1
             future = _failed(error)
-        item = _Item(self._next, future, self._terms.deadline())
+            if self._terms.ends(self._errors):
+                self.more, self.failure = False, _noted(error, _Item(self._next, key, future, None))
+                return
+        else:
+            self._errors = 0
+            try:
+                key, value = self._terms.pair(value)
+                future = await self._submit(value)
+            except Exception as error:
+                future = _failed(error)
+        item = _Item(self._next, key, future, self._terms.deadline())
         self._next += 1
         self.items.append(item)
         wrapped = asyncio.wrap_future(future)
@@ -373,11 +414,35 @@ class _AsyncSource:
         raise StopAsyncIteration
 
 
+class _Lines:
+    """Progress as a line every `LINE_S` seconds, and one at the end: for logs."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._text = ""
+
+    def tell(self, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        rate = done / max(1e-9, now - self._began)
+        left = f", {timedelta(seconds=round((total - done) / rate))} left" if total is not None and done < total else ""
+        self._text = f"{done}{'' if total is None else f' of {total}'} items, {rate:.1f}/s{left}"
+        if now - self._last >= LINE_S:
+            self._last = now
+            self.stop()
+
+    def stop(self) -> None:
+        """Prints what has not been printed yet."""
+        if self._text:
+            print(self._text, file=sys.stderr, flush=True)
+            self._text = ""
+
+
 class _Progress:
     """How many items are done, for whoever wants to see it."""
 
-    def __init__(self, tell: Callable[[int, int | None], None] | None, total: int | None, bar: Bar | None = None) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[int, int | None], None] | None, total: int | None, bar: Bar | _Lines | None = None) -> None:
+        """`tell`: called after each item; None: `bar.tell`, if there is one."""
+        self._tell = bar.tell if isinstance(bar, _Lines) else tell
         self._total = total
         self._bar = bar
         self._n = 0
@@ -393,7 +458,7 @@ class _Progress:
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            return cls(None, total)
+            return cls(None, total, _Lines())
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=console)
         task = bar.add_task("", total=total, rate="")
