@@ -42,7 +42,8 @@ def hetero(
 ) -> None:
     """Slow one core by a real load, and measure requests on a fast and a slow core together.
 
-    The result is a share: the throughput of both together over the sum of their own. Exit status 1 if an engine failed.
+    The result is a share: the throughput of all cores together by the sum of what the fast and the slow ones reach alone. 1 is ideal. Exit
+    status 1 if an engine failed.
     """
     from aspen_mp.bench import slow
     from aspen_mp.bench.figures import hetero as bench
@@ -85,9 +86,12 @@ def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
         ]
         for p in result.points
     ]
-    columns = ["engine", "speed", "measured", "fast ms", "slow ms", "both ms", "of the sum", "by min", "× fast alone"]
-    columns += [*([apart] if apart else []), "another core's byte ns"]
-    return findings.Shown(f"{result.case}, slowed by {result.method}", columns, rows, result.verdict, failed=result.failed)
+    columns = ["engine", "speed wanted", "speed left", "fast ms", "slow ms", "all ms", "all / sum", "fastest runs", "all / fast"]
+    columns += [*([f"{apart} / sum"] if apart else []), "ns for another core's byte"]
+    slow = ", ".join(map(str, result.slow))
+    how = f"slowed by {result.method}" if any(p.left for p in result.points) else "not slowed"
+    title = f"{result.case}: one request at a time, CPU {slow} {how}; sum: throughput of fast and slow, each alone"
+    return findings.Shown(title, columns, rows, result.verdict, failed=result.failed)
 
 
 @benchmark()

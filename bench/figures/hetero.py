@@ -22,7 +22,7 @@ from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
-FAST, SLOW, BOTH, APART = "fast core", "slow core", "both", "a request a core"
+FAST, SLOW, BOTH, APART = "fast core", "slow core", "all cores", "a request on each core"
 LEAST_TURNS = 3
 """Of one state of the machine, to be told from others."""
 
@@ -101,14 +101,22 @@ class HeteroResult:
         parts = []
         for engine in engines:
             own = [p for p in self.points if p.engine == engine]
-            worse = [f"{p.wanted:g}" for p in own if p.of_fast < 1]
-            text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}{_by_state(p)}" for p in own)
-            apart = [f"{p.apart:.2f} at {p.wanted:g}" for p in own if p.apart is not None]
-            text += f" ({APART} {', '.join(apart)})" if apart else ""
+            worse = [_at(p.wanted) for p in own if p.of_fast < 1]
+            text = f"{engine} reaches " + ", ".join(f"{p.fraction:.2f} {_at(p.wanted)}{_by_state(p)}" for p in own)
+            apart = [f"{p.apart:.2f} {_at(p.wanted)}" for p in own if p.apart is not None]
+            text += f". With {APART} at once: {', '.join(apart)}" if apart else ""
             leave = [_memory_leaves(p.wanted, p.memory) for p in own if p.memory]
-            text += f" (memory: {'; '.join(leave)})" if leave else ""
-            parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
-        return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
+            text += f". {'. '.join(leave)}" if leave else ""
+            parts.append(text + (f". The {FAST} alone is faster {', '.join(worse)}" if worse else ""))
+        if not parts:
+            return f"{self.case}: nothing was measured"
+        what = f"One request at a time on all cores, as a share of the throughput of {FAST} and {SLOW}, each alone, added up"
+        return f"{self.case}: {what}. {'. '.join(parts)}."
+
+
+def _at(speed: float) -> str:
+    """Where the slow core has this speed."""
+    return "without a load" if speed == 1 else f"at speed {speed:g}"
 
 
 def _by_state(point: Point) -> str:
@@ -117,8 +125,8 @@ def _by_state(point: Point) -> str:
 
 
 def _memory_leaves(speed: float, memory: Memory) -> str:
-    read = f"{memory.one_gb_s:.0f} GB/s on one core and {memory.all_gb_s:.0f} on all"
-    return f"{read} leave {memory.fraction:.2f} at {speed:g} by simulation, {memory.unlimited:.2f} without that limit"
+    read = f"one core reads {memory.one_gb_s:.0f} GB/s of memory and all cores {memory.all_gb_s:.0f}"
+    return f"By simulation {memory.fraction:.2f} {_at(speed)}, because {read}; {memory.unlimited:.2f} without that limit"
 
 
 def measure(
@@ -279,6 +287,6 @@ def plot(results: Sequence[HeteroResult], file: Path) -> None:
         axes.axhline(1, color="0.3", linewidth=0.8)
         axes.set(title=result.case, xlabel="speed of the slow core", ylim=(0, 1.15))
         axes.set_xticks(range(len(speeds)), [f"{s:g}" for s in speeds])
-    panes[0][0].set_ylabel("throughput of both cores, of the sum\n(dotted: the fast core alone, dashed: a request a core)")
+    panes[0][0].set_ylabel("throughput of all cores / sum of each alone\n(dotted: the fast core alone, dashed: a request on each core)")
     panes[0][0].legend(loc="lower left")
     save(figure, file)

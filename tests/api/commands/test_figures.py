@@ -343,7 +343,7 @@ def test_unlike_cores_by_state() -> None:
     point = hetero._point("a", 0.5, [], [], Rounds([near, far, near, turns(1 / 9, 0.006, 0.037)] * 3, 0, 0, {}))
     assert [(state.turns, state.fraction) for state in point.states] == [(6, pytest.approx(1.0)), (3, pytest.approx(0.8))]
     verdict = hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
-    assert "a 0.90 at 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
+    assert "a reaches 0.90 at speed 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
     near_alone = hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {}))
     assert (near_alone.states, near_alone.far) == ([], 0.006)
     assert point.apart is None
@@ -356,7 +356,10 @@ def test_unlike_cores_apart() -> None:
     turns[f"a, {hetero.APART}"] = Turn([0.5, 0.5], counters={REQUESTS: 13.5})
     point = hetero._point("a", 0.5, [], [], Rounds([turns] * 3, 0, 0, {}))
     assert (point.fraction, point.apart) == (pytest.approx(0.8), pytest.approx(0.9))
-    assert "a 0.80 at 0.5 (a request a core 0.90 at 0.5)" in hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
+    assert (
+        "a reaches 0.80 at speed 0.5. With a request on each core at once: 0.90 at speed 0.5."
+        in hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
+    )
     near, far = ({k: Turn(t.seconds, counters=t.counters, probes=(p, p)) for k, t in turns.items()} for p in (0.006, 0.037))
     states = hetero._point("a", 0.5, [], [], Rounds([near, far] * 3, 0, 0, {})).states
     assert [state.apart for state in states] == [pytest.approx(0.9)] * 2
@@ -382,7 +385,7 @@ def test_what_memory_leaves_of_unlike_cores() -> None:
     point.memory = hetero._memory(Asked(), point, 20.0, 30.0, 1, 1)  # type: ignore[arg-type]
     assert asked == [(1, 1, pytest.approx(0.4), 1.5)]
     verdict = hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
-    assert "(memory: 20 GB/s on one core and 30 on all leave 0.75 at 0.5 by simulation, 0.95 without that limit)" in verdict
+    assert "By simulation 0.75 at speed 0.5, because one core reads 20 GB/s of memory and all cores 30; 0.95 without that limit." in verdict
 
 
 def test_simulated_shares_of_unlike_cores() -> None:
