@@ -150,7 +150,7 @@ class WorkerPool:
 
     def describe(self) -> list[dict[str, Any]]:
         """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`;
-        `shared`: another worker, of this runtime or of another, is on the same CPU."""
+        `shared`: another worker of this runtime is on the same CPU, or one of another runtime was there before."""
         uses = Counter(worker.cpu for worker in self._staying())
         known = {row["row"]: row for row in self._table.workers()}
         found = []
