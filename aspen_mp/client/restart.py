@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.greenlets import readable
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -105,9 +105,7 @@ class OwnServer:
         pidfd = -1
         try:
             pidfd = os.pidfd_open(pid)
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(10_000):
+            if not readable([pidfd], 10.0):
                 os.kill(pid, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         except (ChildProcessError, ProcessLookupError):

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import select
 import socket
 import sys
 import threading
@@ -27,6 +26,7 @@ from aspen_mp.control.pool import core_leases
 from aspen_mp.control.wire.spawn import spawn
 from aspen_mp.planner.job.options import ACCURACIES, OBJECTIVES, PRECISIONS, Accuracy, Objective, Planning, Precision
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.greenlets import readable
 from aspen_mp.shm.scarcity import is_scarce, reason
 
 if TYPE_CHECKING:
@@ -489,11 +489,7 @@ class Runtime:
         except (ProcessLookupError, ValueError):
             return
         try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-            poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
+            readable([pidfd, fd] if fd >= 0 else [pidfd], None if timeout is None else max(0.0, timeout))
         finally:
             os.close(pidfd)
 

@@ -25,6 +25,7 @@ from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precis
 from aspen_mp.shm.bindings import _channel
 from aspen_mp.shm.bindings._tally import Tally
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.greenlets import greenlets, readable
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.segments import Segment
 
@@ -100,8 +101,8 @@ class Session:
         self._told: Callable[[], None] | None = None
         self._quiet = False
         self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
-        self.control = ControlClient(sock, self._on_lost, self._on_stopping)
         try:
+            self.control = ControlClient(sock, self._on_lost, self._on_stopping)
             welcome, fds = self.control.handshake(package, timeout, secret)
         except BaseException:
             sock.close()
@@ -117,7 +118,7 @@ class Session:
         for own in (self._own, self._doorbell, self._counts):
             own.close_fd()
         self.tally = Tally(self._counts.mapping)
-        self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
+        self.channel = self._make_channel()
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.loans = Loans(self._make_loan, self._drop_data)
         self._stages: weakref.WeakSet[MemoryUser] = weakref.WeakSet()
@@ -140,6 +141,12 @@ class Session:
             self.channel.event()
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
+
+    def _make_channel(self) -> _channel.ClientChannel:
+        green = greenlets()
+        if green is None:
+            return _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
+        return _channel.GreenletChannel(self._own.mapping, self._doorbell.mapping, self.tally, green.start, readable)
 
     @property
     def lost(self) -> bool:

@@ -1,6 +1,7 @@
 """A client's submission channel."""
 
 from collections import deque
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol, TypeVar, final
 
 from typing_extensions import Buffer
@@ -58,7 +59,6 @@ class Urgency:
     def left(self) -> float:
         """Seconds until the deadline; 0.0 when it has passed."""
 
-@final
 class ClientChannel:
     """A client's side: publishes requests, sleeps on their completion. Where the last request took 10 µs at most, `wait` and `finish` watch
     for twice that time before they sleep. Any thread may call anything; waiting releases the GIL and Ctrl-C ends it.
@@ -133,3 +133,20 @@ class ClientChannel:
         """Gives the slot of a finished request back."""
     def ring(self) -> None:
         """Rings the doorbell again for everything not yet claimed. Harmless; waits do it by themselves."""
+
+@final
+class GreenletChannel(ClientChannel):
+    """A channel of a program whose threads are greenlets: `finish` and `attend` let the others run. Each waits for a descriptor that a native
+    thread writes to. That thread stays in C until the runtime is lost, so it holds no lock and runs no Python code. `wait` is not for it."""
+
+    def __init__(
+        self,
+        client: Buffer,
+        doorbell: Buffer,
+        tally: Tally | None,
+        start: Callable[[Callable[[], object], tuple[()]], int],
+        readable: Callable[[Collection[int], float | None], set[int]],
+    ) -> None:
+        """`start`: starts a native thread. `readable`: sleeps until one of some descriptors is readable."""
+    def toll(self) -> None:
+        """Write to the descriptors of those whose wait is over, until the runtime is lost. For the native thread."""

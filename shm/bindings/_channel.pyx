@@ -55,6 +55,7 @@ cdef extern from "sys/eventfd.h" nogil:
 cdef enum:
     UNHEARD_NS = 50_000_000  # an event loop that does not look for so long after it was told is busy, or runs no more
     SHORT_NS = 10_000  # a request is watched, for twice the time that the last one took, where that was no longer
+    BELLS = 257  # one for each slot, the last one for whoever waits for any
     SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
 Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
 Result.__module__ = __name__
@@ -346,7 +347,7 @@ cdef class ClientChannel:
             self.ring()
         return now, unheard
 
-    cdef bint _unclaimed(self):
+    cdef bint _unclaimed(self) noexcept nogil:
         cdef uint32_t i
         for i in range(<uint32_t>ASPEN_SLOTS):
             if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_SUBMITTED:
@@ -372,3 +373,92 @@ cdef class ClientChannel:
 
     def ring(self):
         aspen_ring_as(self.c, self.bell)
+
+
+cdef class GreenletChannel(ClientChannel):
+    cdef object _start, _readable
+    cdef bint _tolled
+    cdef int _bells[BELLS]
+    cdef uint32_t _awaited[BELLS]
+
+    def __cinit__(self):
+        cdef int i
+        for i in range(BELLS):
+            self._bells[i] = -1
+
+    def __init__(self, client, doorbell, tally, start, readable):
+        ClientChannel.__init__(self, client, doorbell, tally)
+        self._start, self._readable = start, readable
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(BELLS):
+            if self._bells[i] >= 0:
+                close(self._bells[i])
+
+    def event(self):
+        raise OSError("event loops do not watch channels beside greenlets")
+
+    cdef void _toll(self) noexcept nogil:
+        """Writes to the bells of those whose wait is over, until the runtime is lost."""
+        cdef uint32_t seen, i
+        cdef uint64_t one = 1
+        cdef bint over
+        while True:
+            seen = aspen_load_seq(&self.c.completions)  # before the slots: what ends after that is seen in the next turn
+            over = self._lost or aspen_load_acquire(&self.c.closed)
+            for i in range(<uint32_t>BELLS):
+                if not aspen_load_seq(&self._awaited[i]):
+                    continue
+                if over or i == <uint32_t>ASPEN_SLOTS or ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_DONE:
+                    aspen_store_seq(&self._awaited[i], 0)
+                    write(self._bells[i], &one, sizeof(one))
+            if over:
+                return
+            aspen_wait_any(self.c, seen, SLICE_NS)
+            if aspen_load_seq(&self.c.completions) == seen and self._unclaimed():
+                aspen_ring_as(self.c, self.bell)
+
+    def toll(self):
+        with nogil:
+            self._toll()
+
+    cdef int _bell(self, uint32_t i) except -1:
+        """The descriptor that tells who waits for a slot; a native thread writes to it."""
+        cdef uint64_t count
+        if self._bells[i] < 0:
+            self._bells[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            if self._bells[i] < 0:
+                raise ResourceLimitError("this process has too few descriptors to wait for a request. Raise `ulimit -n`")
+        if not self._tolled:
+            self._tolled = True
+            try:
+                self._start(self.toll, ())
+            except RuntimeError as error:
+                self._tolled = False
+                raise ResourceLimitError(f"this process cannot start a thread ({error}). Raise its limit of processes (ulimit -u)") from None
+        read(self._bells[i], &count, sizeof(count))  # of an earlier wait
+        return self._bells[i]
+
+    def finish(self, ticket, timeout=None):
+        cdef uint32_t i = ticket % ASPEN_SLOTS
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            bell = self._bell(i)
+            aspen_store_seq(&self._awaited[i], 1)  # before the look: what ends after that rings the bell
+            result = self.take(ticket)
+            if result is not None:
+                return result
+            if self.closed:
+                raise RuntimeLost("the runtime has gone while this request was in flight")
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._readable((bell,), left)
+
+    def attend(self, seen):
+        bell = self._bell(ASPEN_SLOTS)
+        aspen_store_seq(&self._awaited[<uint32_t>ASPEN_SLOTS], 1)
+        if self.completions() == seen and not self.closed:
+            self._readable((bell,), SLICE_NS / 1e9)
+        return self.completions(), False

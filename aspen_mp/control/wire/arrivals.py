@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import socket
 import struct
 import time
@@ -15,6 +14,7 @@ from typing import Final
 
 from aspen_mp.control.wire import run_directory
 from aspen_mp.shm.errors import RuntimeNotFound
+from aspen_mp.shm.greenlets import readable
 
 _CREATE: Final = 0x100
 _MOVED_TO: Final = 0x80
@@ -55,10 +55,7 @@ class Watch:
 
     def wait(self, seconds: float, stop: int) -> bool:
         """Sleeps until something has appeared in the directory, or it has gone. False after `seconds`, and once `stop` is readable."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(stop, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(min(max(0.0, seconds), _LONGEST_S) * 1000)}
+        ready = readable([self._fd, stop], min(max(0.0, seconds), _LONGEST_S))
         if not ready and seconds > _LONGEST_S:
             return True  # the caller looks once more, and waits on
         if self._fd not in ready or stop in ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from aspen_mp.control.wire import identity, protocol
 from aspen_mp.control.wire.protocol import make_error
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.greenlets import greenlets, readable
 from aspen_mp.shm.scarcity import start_thread
 
 M = TypeVar("M", bound=protocol.Message)
@@ -49,7 +51,7 @@ class ControlClient:
         on_lost: Callable[[RuntimeLost], None],
         on_stopping: Callable[[protocol.Stopping], None] = lambda _: None,
     ) -> None:
-        """`on_stopping` is called on the reading thread when the runtime announces its end."""
+        """`on_stopping` is called on the reading thread when the runtime announces its end. Raises as `greenlets`."""
         self._sock = sock
         self._on_lost = on_lost
         self._on_stopping = on_stopping
@@ -61,6 +63,7 @@ class ControlClient:
         self.server_pid = 0
         self.lost: AspenError | None = None
         self._thread: threading.Thread | None = None
+        self._in_greenlets = greenlets() is not None
 
     def handshake(self, package: str, timeout: float | None, secret: str = "") -> tuple[protocol.Welcome, list[int]]:
         """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away, stays silent, or does not
@@ -72,7 +75,7 @@ class ControlClient:
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused this client, and said why, already
                 self._sock.sendall(protocol.encode(hello))
             while True:
-                if not self._receiver.read(self._sock):
+                if not self._read_some(timeout):
                     raise RuntimeLost("the runtime's planner process ended before it answered")
                 for message, fds in self._receiver.messages():
                     if isinstance(message, protocol.Failed):
@@ -168,7 +171,7 @@ class ControlClient:
     def _read(self) -> None:
         error: AspenError = self._gone()
         try:
-            while self._receiver.read(self._sock):
+            while self._read_some():
                 self._deliver()
         except (ProtocolError, OSError) as caught:
             if isinstance(caught, ProtocolError):
@@ -184,6 +187,12 @@ class ControlClient:
         self._receiver.close()
         if not closed:
             self._on_lost(lost)
+
+    def _read_some(self, timeout: float | None = None) -> bool:
+        """Read what has come. Return False at the end of the stream. Greenlets wait here, as not every library has a `recvmsg` that waits."""
+        if self._in_greenlets and not readable([self._sock.fileno()], timeout):
+            raise TimeoutError
+        return self._receiver.read(self._sock)
 
     def _deliver(self) -> None:
         while True:
@@ -250,8 +259,12 @@ class ControlClient:
         """With the lock held: frames of several threads must not mix."""
         data = memoryview(protocol.encode(message, len(fds)))
         while data:
-            data = data[protocol.send_part(self._sock, data, fds) :]
-            fds = ()
+            try:
+                data = data[protocol.send_part(self._sock, data, fds) :]
+            except BlockingIOError:  # eventlet's sockets do not wait in `sendmsg`
+                select.select((), (self._sock,), ())
+            else:
+                fds = ()
 
     def close(self) -> None:
         """Hangs up. Calls that wait fail with RuntimeLost."""
