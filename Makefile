@@ -107,8 +107,8 @@ test-pytorch: setup
 # Nor of servers and clusters: most users embed the runtime. tritonclient and openai are what users have; schemathesis reads /openapi.json.
 test-services: setup
 	@$(call needs,serve grpc text otel ray) > $(VENV)/services.txt
-	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis
-	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes
+	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis gevent eventlet
+	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes tests/api/runtime/test_greenlets.py
 	@$(BIN)/python -m pytest $(TEST_FLAGS) tests/docs -k "serve or ray"
 
 # Tests of the long tiers have no limit.

@@ -43,8 +43,8 @@ def greenlets() -> Greenlets | None:
     found = _patched()
     if found is not None and threading.Lock is not _LOCK:
         raise RequestError(
-            "threads were patched (gevent.monkey.patch_all, eventlet.monkey_patch) after aspen_mp had been imported. Patch them first: at the "
-            "top of the program, or of gunicorn.conf.py with gunicorn --preload"
+            "threads were patched (gevent.monkey.patch_all, eventlet.monkey_patch) after aspen_mp had been imported. Patch them first: at "
+            "the top of the program, or of gunicorn.conf.py with gunicorn --preload"
         )
     return found
 

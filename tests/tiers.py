@@ -58,6 +58,7 @@ FULL: Final = {
             "api/commands/test_cli.py::test_plan_shows_parts_of_the_batch_as_one_row",
             "api/commands/test_examples.py",
             "api/dropin/test_backend.py",
+            "api/runtime/test_greenlets.py",
             "api/options/test_accuracy_option.py::test_command_line",
             "api/options/test_accuracy_option.py::test_table_of_the_zoo",
             "api/options/test_precision.py::test_command_line",

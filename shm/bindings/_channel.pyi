@@ -136,8 +136,9 @@ class ClientChannel:
 
 @final
 class GreenletChannel(ClientChannel):
-    """A channel of a program whose threads are greenlets: `finish` and `attend` let the others run. Each waits for a descriptor that a native
-    thread writes to. That thread stays in C until the runtime is lost, so it holds no lock and runs no Python code. `wait` is not for it."""
+    """A channel of a program whose threads are greenlets: `finish` and `attend` let the others run. `wait` does not.
+
+    Each of them waits for a descriptor that a native thread writes to. That thread stays in C until the runtime is lost."""
 
     def __init__(
         self,

@@ -189,7 +189,8 @@ class ControlClient:
             self._on_lost(lost)
 
     def _read_some(self, timeout: float | None = None) -> bool:
-        """Read what has come. Return False at the end of the stream. Greenlets wait here, as not every library has a `recvmsg` that waits."""
+        """Read what has come. Return False at the end of the stream. TimeoutError: nothing came in `timeout` seconds."""
+        # eventlet's sockets do not wait in `recvmsg`, and gevent's are not there where it has patched threads alone.
         if self._in_greenlets and not readable([self._sock.fileno()], timeout):
             raise TimeoutError
         return self._receiver.read(self._sock)
