@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aspen_mp.serving.supervisor import Options
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson")
-NEEDED_FOR_GRPC = ("grpc", "google.protobuf")
+NEEDED_FOR_GRPC = ("grpc", "google.protobuf", "grpc_health")
 NEEDED_FOR_OTEL = ("opentelemetry.sdk",)
 
 

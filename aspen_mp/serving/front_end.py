@@ -163,6 +163,7 @@ class FrontEnd:
         if settings.grpc is None or self._shelf.closing:
             yield
             return
+        from aspen_mp.serving.grpc.health import Health
         from aspen_mp.serving.grpc.listener import Listener, Secrets
         from aspen_mp.serving.grpc.service import Service
 
@@ -170,7 +171,7 @@ class FrontEnd:
         service = Service(
             self._shelf, settings.limits, self._budget, self._tokens, self._supervised, self._named, self._log, self._telemetry
         )
-        listener = Listener(service, settings.grpc, settings.limits, secrets)
+        listener = Listener(service, Health(self._shelf, self._tokens), settings.grpc, settings.limits, secrets)
         await listener.start()
         async with self._ended_by(lambda: listener.stop(settings.grace_s)):
             yield
@@ -213,6 +214,7 @@ class FrontEnd:
                 self._latest = message
                 self._shelf.absent = message.absent or self._shelf.absent  # not ready at once; ready when all is loaded
                 self._shelf.closing |= message.draining
+                self._shelf.tell()
                 self._news.set()
             elif isinstance(message, Done):
                 future = self._asked.pop(message.number, None)
@@ -221,6 +223,7 @@ class FrontEnd:
             elif isinstance(message, Finish):
                 break
         self._shelf.closing = True
+        self._shelf.tell()
         self._server.should_exit = True
         self._finish.set()
         self._loaded.set()

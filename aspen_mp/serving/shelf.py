@@ -142,6 +142,7 @@ class Shelf:
     Attributes:
         absent: Why requests are not served now; empty if they are.
         closing: Whether the server stops: it is not ready any more, and connections end with their answers.
+        change: Is set at the next change of what is served, or of whether it is. Take it before you look.
     """
 
     def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger) -> None:
@@ -149,6 +150,7 @@ class Shelf:
         self._ledger = ledger
         self.absent = "the server starts"
         self.closing = False
+        self.change = asyncio.Event()
         self._catalogue = Catalogue(number=0, served=[], unserved=[])
         self._shelved: dict[str, dict[int, Shelved]] = {}
 
@@ -170,7 +172,13 @@ class Shelf:
         self._catalogue = catalogue
         self.absent = catalogue.absent
         self.closing |= catalogue.draining
+        self.tell()
         return failed
+
+    def tell(self) -> None:
+        """Wake those who wait for a change."""
+        before, self.change = self.change, asyncio.Event()
+        before.set()
 
     async def _replace(self, name: str, versions: list[Served]) -> None:
         """New versions are loaded before old ones are retired: there is no moment without one."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc.aio
 import msgspec
 
+from aspen_mp.serving.grpc.health import Health
 from aspen_mp.serving.grpc.service import Service
 from aspen_mp.serving.limits import Limits
 from aspen_mp.shm.errors import AspenError
@@ -47,7 +48,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 class Listener:
     """A front end's server, from `start` to `stop`. Both run on the event loop that answers."""
 
-    def __init__(self, service: Service, address: str, limits: Limits, secrets: Secrets | None) -> None:
+    def __init__(self, service: Service, health: Health, address: str, limits: Limits, secrets: Secrets | None) -> None:
         self._address = address
         self._secrets = secrets
         self._server: Any = grpc.aio.server(
@@ -61,7 +62,8 @@ class Listener:
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
             ]
         )
-        self._server.add_generic_rpc_handlers([service.handlers()])
+        self._health = health
+        self._server.add_generic_rpc_handlers([service.handlers(), health.handlers(service)])
 
     async def start(self) -> None:
         """Accepts connections from now on. AspenError where it cannot listen."""
@@ -77,4 +79,5 @@ class Listener:
 
     async def stop(self, grace_s: float) -> None:
         """Accepts nothing more, and waits for what is in flight, `grace_s` seconds at most."""
+        self._health.end()
         await self._server.stop(grace_s)

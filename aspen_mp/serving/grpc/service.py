@@ -94,22 +94,29 @@ class Service:
         for each in schema.methods():
             kind = grpc.stream_stream_rpc_method_handler if each.client_streaming else grpc.unary_unary_rpc_method_handler
             read, write = schema.class_of(each.input_type).FromString, schema.class_of(each.output_type).SerializeToString
-            found[each.name] = kind(self._guarded(each.name, methods[each.name]), read, write)
+            guarded = self.guarded(f"{schema.SERVICE}/{each.name}", methods[each.name], probe=each.name in OPEN)
+            found[each.name] = kind(guarded, read, write)
         return grpc.method_handlers_generic_handler(schema.SERVICE, found)
 
-    def _guarded(self, name: str, handler: Handler) -> Handler:
-        """The method with its errors as statuses of gRPC, a line in the access log if there is one, and a span if there are traces."""
+    def guarded(self, path: str, handler: Handler, *, probe: bool = False) -> Handler:
+        """Return the method with its errors as statuses of gRPC, a line in the access log if there is one, and a span if there are traces.
+
+        Args:
+            path: SERVICE/METHOD.
+            handler: The method.
+            probe: Whether it is asked for health. Then it checks tokens itself, and has no span.
+        """
 
         async def guarded(request: Any, context: Any) -> Any:
             began = time.perf_counter()
             status, response, trace = "CANCELLED", None, None
-            if self._telemetry is not None and name not in OPEN:
+            if self._telemetry is not None and not probe:
                 metadata = context.invocation_metadata() or ()
-                trace = self._telemetry.rpc(f"{schema.SERVICE}/{name}", metadata, context.peer())
+                trace = self._telemetry.rpc(path, metadata, context.peer())
                 steps.CURRENT.set(trace)
             try:
-                if name not in OPEN:
-                    self._tokens.check(_authorization(context))
+                if not probe:
+                    self._tokens.check(authorization(context))
                 response = await handler(request, context)
                 status = "OK"
                 return response
@@ -124,17 +131,17 @@ class Service:
                     trace.answered(status)
                 if self._log is not None:
                     told = b"" if trace is None else trace.parent
-                    self._write(name, status, request, response, context, time.perf_counter() - began, told)
+                    self._write(path, status, request, response, context, time.perf_counter() - began, told)
 
         return guarded
 
-    def _write(self, name: str, status: str, request: Any, response: Any, context: Any, seconds: float, trace: bytes) -> None:
+    def _write(self, path: str, status: str, request: Any, response: Any, context: Any, seconds: float, trace: bytes) -> None:
         assert self._log is not None
         received, sent = (each.ByteSize() if hasattr(each, "ByteSize") else 0 for each in (request, response))
         self._log.write(
             client=context.peer(),
             method="POST",
-            path=f"/{schema.SERVICE}/{name}",
+            path=f"/{path}",
             status=status,
             received=received,
             sent=sent,
@@ -215,9 +222,7 @@ class Service:
     async def _model_ready(self, request: Any, context: Any) -> Any:
         try:
             self._shelf.find(request.name, request.version or None)
-        except Refused as refused:
-            if refused.status == 404:
-                raise
+        except Refused:
             return schema.ModelReadyResponse(ready=False)
         return schema.ModelReadyResponse(ready=not self._shelf.absent)
 
@@ -281,7 +286,7 @@ def failure(error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]
     return code, statuses.told(error)[:MOST_DETAILS], retry
 
 
-def _authorization(context: Any) -> str:
-    """The call's header of this name; empty without it."""
+def authorization(context: Any) -> str:
+    """Return the call's header of this name; empty without it."""
     found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
     return found[0] if found and isinstance(found[0], str) else ""
