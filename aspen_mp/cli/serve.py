@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -97,11 +98,10 @@ def serve(
     from aspen_mp.cli import metrics as endpoint
     from aspen_mp.serving.access import tokens
     from aspen_mp.serving.limits import Limits
-    from aspen_mp.serving.repository import disk
     from aspen_mp.serving.supervisor import Options
 
     _check_tls(certificate, key)
-    if allow_named_shm is not None and not disk.NAME.fullmatch(allow_named_shm):
+    if allow_named_shm is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", allow_named_shm):
         raise typer.BadParameter("give letters, digits, '.', '_' and '-' that names must begin with", param_hint="--allow-named-shm")
     told = Options(
         front_ends=http_workers,
@@ -237,8 +237,8 @@ def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
             continue
         source = sources.resolve(text)
         label = Path(source.label).stem if isinstance(source.model, str) else source.label.removeprefix("zoo:")
-        if not disk.NAME.fullmatch(label):
-            raise typer.BadParameter(f"{label!r} cannot be the name of a model. Use letters, digits, '.', '_' and '-'")
+        if why := disk.unfit(label):
+            raise typer.BadParameter(f"{label!r} cannot be the name of a model: {why}")
         if label in files:
             raise typer.BadParameter(f"two models have the name {label!r}. Put them into a repository under other names")
         path = Path(source.model) if isinstance(source.model, str) else scratch / f"{label}.onnx"

@@ -184,7 +184,9 @@ async def _unless_gone(work: Awaitable[Any], exchange: Exchange) -> Any:
 
 
 class InferFirst:
-    """Requests for inference go straight to `infer`, all others to `app`: to route them would take as long as to read their JSON."""
+    """Requests for inference go straight to `infer`, all others to `app`: to route them would take as long as to read their JSON.
+
+    A slash at the end of a path changes nothing."""
 
     def __init__(self, infer: Infer, app: ASGIApp) -> None:
         self._infer = infer
@@ -192,6 +194,8 @@ class InferFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app, path = self._app, scope["path"]
+        if path[-1:] == "/" and path != "/":
+            path = scope["path"] = path[:-1]
         if scope["method"] == "POST" and path.startswith("/v2/models/") and path.endswith("/infer"):
             names = path.split("/")[3:-1]
             if all(names) and (len(names) == 1 or (len(names) == 3 and names[1] == "versions")):

@@ -35,7 +35,7 @@ _TEXTS: Final = {
     504: "The deadline was missed, or cannot be met.",
 }
 _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
-    "model": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
+    "model": {"type": "string", "pattern": "^[^./][^/]{0,254}$"},
     "name": {"type": "string", "minLength": 1},
     "version": {"type": "string", "pattern": "^[1-9][0-9]{0,17}$"},
 }

@@ -25,7 +25,8 @@ from aspen_mp.shm.errors import ConfigError
 MODEL: Final = "model.onnx"
 CONFIG: Final = "config.toml"
 _TRITON: Final = "config.pbtxt"
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NO_MODELS: Final = {"lost+found"}
+"""Folders that file systems make."""
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -120,12 +121,18 @@ class Contents:
 
 
 def scan(root: Path) -> Contents:
-    """What a repository holds. OSError where the folder itself cannot be read. Folders of other names are no models."""
+    """What a repository holds. OSError where the folder itself cannot be read. Folders whose names begin with a dot are no models."""
     contents = Contents(unread=[_misplaced(file, root / file.stem) for file in _models(root)])
-    for folder in _folders(root, NAME):
+    for folder in _models_of(root):
+        if why := unfit(folder.name):
+            shown = os.fsencode(folder.name).decode(errors="backslashreplace")
+            contents.unread.append(f"model {shown} of {root} is not served: {why}")
+            if not (root / shown).exists():
+                contents.broken[shown] = why
+            continue
         try:
             config = read_config(folder / CONFIG)
-            versions = [found for each in _folders(folder, _VERSION) if (found := _found(folder.name, each, config)) is not None]
+            versions = [found for each in _versions_of(folder) if (found := _found(folder.name, each, config)) is not None]
             contents.unread += _unread(folder, versions)
         except (ConfigError, OSError) as error:
             contents.broken[folder.name] = str(error)
@@ -162,13 +169,28 @@ def single(name: str, path: Path) -> Found:
 def folders(root: Path) -> Iterator[Path]:
     """Every folder whose changes matter: the repository, its models, their versions."""
     yield root
-    for model in _folders(root, NAME):
+    for model in _models_of(root):
         yield model
-        yield from _folders(model, _VERSION)
+        yield from _versions_of(model)
 
 
-def _folders(parent: Path, names: re.Pattern[str]) -> list[Path]:
-    return sorted(each for each in parent.iterdir() if names.fullmatch(each.name) and each.is_dir())
+def unfit(name: str) -> str:
+    """Return why no model can have this name; an empty text where one can."""
+    if not name or name.startswith(".") or "/" in name:
+        return "the name of a model must not be empty, begin with a dot, or have a slash. Rename it"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8. Rename it"
+    return ""
+
+
+def _models_of(root: Path) -> list[Path]:
+    return sorted(each for each in root.iterdir() if each.name[0] != "." and each.name not in _NO_MODELS and each.is_dir())
+
+
+def _versions_of(model: Path) -> list[Path]:
+    return sorted(each for each in model.iterdir() if _VERSION.fullmatch(each.name) and each.is_dir())
 
 
 def _found(name: str, folder: Path, config: Config) -> Found | None:

@@ -21,7 +21,8 @@ MOST_ROWS: Final = 1024
 """Versions that a part counts, from the server's start. Later ones are not counted."""
 MOST_SIZES: Final = 64
 """Sizes of batches of a version that are told apart. Executions of further sizes count in the totals alone."""
-_NAME_BYTES: Final = 256
+_NAME_BYTES: Final = 280
+"""A name has 255 bytes at most, a version 18."""
 
 
 class Field(IntEnum):

@@ -9,6 +9,7 @@ from aspen_mp.serving import documents
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry.ledger import FAILURES, Field, Totals
 
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = tuple[tuple[str, str], ...]
 FAMILIES: Final = {
     "nv_inference_request_success": ("counter", "Requests that have succeeded."),
@@ -30,7 +31,7 @@ def text(shelf: Shelf, status: Mapping[str, Any]) -> str:
     for each in shelf.all:
         labels = (("model", each.served.name), ("version", str(each.served.version)))
         for name, more, value in _values(each, shelf.totals(each), status):
-            said = ",".join(f'{key}="{label}"' for key, label in (*labels, *more))  # names of models need no escapes
+            said = ",".join(f'{key}="{label.translate(_ESCAPES)}"' for key, label in (*labels, *more))
             found[name].append(f"{name}{{{said}}} {value}\n")
     return "".join(
         f"# HELP {name} {help_}\n# TYPE {name} {kind}\n{''.join(found[name])}" for name, (kind, help_) in FAMILIES.items() if found[name]

@@ -18,9 +18,7 @@ grpc = pytest.importorskip("grpc", reason="gRPC is an extra: pip install 'aspen-
 health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
 from grpc_health.v1 import health_pb2_grpc  # noqa: E402
 
-SERVING, NOT_SERVING, UNKNOWN = (
-    getattr(health_pb2.HealthCheckResponse, name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
-)
+SERVING, NOT_SERVING, UNKNOWN = (getattr(health_pb2.HealthCheckResponse, name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"))
 
 
 class Probe:
