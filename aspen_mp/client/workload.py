@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +20,7 @@ import numpy as np
 from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestError, RuntimeLost
+from aspen_mp.shm.scarcity import start_thread
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +35,8 @@ Objective = Literal["latency", "throughput"]
 OBJECTIVES: Final = ("latency", "throughput")
 IN_FLIGHT: Final = {"latency": 1, "throughput": 2}
 """Requests of a pipeline that run at a time: a second one fills what the first one leaves idle, and delays it."""
+USERS_S: Final = 2.0
+"""Seconds that `Workload.stop` gives a call of `feeds` or `on_result` to return."""
 _KEPT: Final = 1000
 """Latest latencies, of which `status` gives quantiles."""
 
@@ -66,18 +69,19 @@ class _Pipeline:
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.runs = False
+        self.calls = False
+        """Whether its thread is in a function of the user's."""
         self.asked = ""
         self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0, "missed": 0}
         self.latencies: deque[float] = deque(maxlen=_KEPT)
         self.lock = threading.Lock()
         self.began = self.ended = 0.0
 
-    def named(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def named(self, model: Model, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Arrays by the names of the whole: a plain name is an input of the source."""
         if not isinstance(feeds, Mapping):
             raise TypeError(f"feeds of network {self.source.name!r} must give dicts {{input: array}}, not {type(feeds).__name__}")
-        assert self.model is not None
-        known = {info.name for info in self.model.inputs}
+        known = {info.name for info in model.inputs}
         return {name if name in known else f"{self.source.name}.{name}": array for name, array in feeds.items()}
 
     def deliver(self, results: Results) -> None:
@@ -124,6 +128,8 @@ class Workload:
         self._folder: str | None = None
         self._stopping = threading.Event()
         self._started = False
+        self._changed = threading.Condition()
+        """Guards `runs` and `calls` of pipelines."""
 
     # ---- describing
 
@@ -165,8 +171,9 @@ class Workload:
 
         Raises:
             ValueError: A name that is taken or has other characters, or something of a source that is said of another network.
-            RequestError: The workload has been started.
+            RequestError: The workload has been started or stopped.
         """
+        self._refuse_if_stopped()
         if self._folder is not None:
             raise RequestError("a workload that has been started cannot grow. Make another one beside it")
         path, data, label = where(model)
@@ -204,9 +211,10 @@ class Workload:
         """Load and plan all pipelines, which `start` and `run` do otherwise.
 
         Raises:
-            RequestError: There is no network.
+            RequestError: There is no network, or the workload has been stopped.
             AspenError: What `Runtime.load` raises; ModelInvalidError where networks do not fit each other.
         """
+        self._refuse_if_stopped()
         if self._folder is not None:
             return
         if not self._pipelines:
@@ -220,6 +228,10 @@ class Workload:
         except BaseException:
             self.stop()
             raise
+
+    def _refuse_if_stopped(self) -> None:
+        if self._stopping.is_set():
+            raise RequestError("the workload has been stopped. Make another one with Runtime.workload")
 
     def _how(self) -> dict[str, Any]:
         """How its models are loaded."""
@@ -242,9 +254,10 @@ class Workload:
         """Load what is not loaded, and begin to send the requests of every source that has `feeds`.
 
         Raises:
-            RequestError: The workload was started before, or no source has `feeds`.
+            RequestError: The workload was started before or has been stopped, or no source has `feeds`.
             AspenError: As of `load`.
         """
+        self._refuse_if_stopped()
         if self._started:
             raise RequestError("the workload has been started already")
         if all(pipeline.feeds is None for pipeline in self._pipelines.values()):
@@ -254,11 +267,17 @@ class Workload:
         for pipeline in self._pipelines.values():
             pipeline.runs = pipeline.feeds is not None
         self._ask_for_schedule()
-        for pipeline in self._pipelines.values():
-            if pipeline.feeds is not None:
-                name = f"aspen-mp {pipeline.source.name}"
-                pipeline.thread = threading.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
-                pipeline.thread.start()
+        try:
+            for pipeline in self._pipelines.values():
+                if pipeline.feeds is not None:
+                    name = f"aspen-mp {pipeline.source.name}"
+                    thread = threading.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
+                    start_thread(thread)
+                    pipeline.thread = thread
+        except BaseException:
+            for pipeline in self._pipelines.values():
+                pipeline.runs &= pipeline.thread is not None
+            raise
 
     def _ask_for_schedule(self) -> None:
         """The planner process looks for a schedule of the pipelines that run, and workers follow it, until others do."""
@@ -300,18 +319,24 @@ class Workload:
             {NETWORK.OUTPUT: array}, of all networks of the pipeline.
 
         Raises:
-            RequestError: An input is missing or does not fit, or `source` is no source of this workload.
+            RequestError: An input is missing or does not fit, `source` is no source of this workload, or the workload has been stopped.
             AspenError: As of `load` and `Model.run`.
         """
         pipeline = self._pipelines.get(source.name)
         if pipeline is None or pipeline.source is not source:
             raise RequestError(f"network {source.name!r} is no source of this workload")
         self.load()
-        assert pipeline.model is not None
-        return pipeline.model.run(pipeline.named(feeds), **pipeline.urgency)
+        return self._model_of(pipeline).run(pipeline.named(self._model_of(pipeline), feeds), **pipeline.urgency)
+
+    def _model_of(self, pipeline: _Pipeline) -> Model:
+        model = pipeline.model
+        if model is None:
+            self._refuse_if_stopped()
+            raise RequestError("another thread loads the workload. Load it before you run it")
+        return model
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every pipeline has come to the end of its feeds.
+        """Wait until every pipeline has come to the end of its feeds, or one has failed.
 
         Args:
             timeout: Seconds. None: without limit.
@@ -320,16 +345,27 @@ class Workload:
             Whether all have.
 
         Raises:
-            BaseException: What ended a pipeline early: an error of a request, of `feeds` or of `on_result`.
+            BaseException: What ended a pipeline early: an error of a request, of `feeds` or of `on_result`. The others go on.
+            RequestError: It was called by `feeds` or `on_result`.
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        for pipeline in self._pipelines.values():
-            if pipeline.thread is not None:
-                pipeline.thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        for pipeline in self._pipelines.values():
-            if pipeline.error is not None:
-                raise pipeline.error
-        return all(pipeline.thread is None or not pipeline.thread.is_alive() for pipeline in self._pipelines.values())
+        if threading.current_thread() in self._threads():
+            raise RequestError("feeds and on_result cannot wait for the workload that calls them. Call wait in another thread")
+
+        def over() -> bool:
+            return self._failed() is not None or not any(pipeline.runs for pipeline in self._pipelines.values())
+
+        with self._changed:
+            ended = self._changed.wait_for(over, timeout)
+        error = self._failed()
+        if error is not None:
+            raise error
+        return ended
+
+    def _failed(self) -> BaseException | None:
+        return next((pipeline.error for pipeline in self._pipelines.values() if pipeline.error is not None), None)
+
+    def _threads(self) -> list[threading.Thread]:
+        return [pipeline.thread for pipeline in self._pipelines.values() if pipeline.thread is not None]
 
     def status(self) -> list[dict[str, Any]]:
         """Say what every pipeline has done.
@@ -346,14 +382,15 @@ class Workload:
     def stop(self) -> None:
         """End all pipelines, once their requests in flight have ended, and unload their models.
 
-        Called by `feeds` or `on_result`, it only ends the pipelines. Call it outside them as well, to unload the models.
+        Called by `feeds` or `on_result`, it only ends the pipelines. Call it outside them as well, to unload the models. If a call of
+        `feeds` or `on_result` does not return within 2 s, its pipeline ends when it does. This method does not wait for that.
         """
         self._stopping.set()
-        threads = [pipeline.thread for pipeline in self._pipelines.values() if pipeline.thread is not None]
-        if threading.current_thread() in threads:
+        if threading.current_thread() in self._threads():
             return
-        for thread in threads:
-            thread.join()
+        left = USERS_S
+        for pipeline in self._pipelines.values():
+            left = self._until_ended(pipeline, left)
         self._ask_for_schedule()
         for pipeline in self._pipelines.values():
             if pipeline.model is not None:
@@ -361,6 +398,22 @@ class Workload:
                 pipeline.model = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _until_ended(self, pipeline: _Pipeline, left: float) -> float:
+        """Wait for a pipeline that is told to end. Its user's functions have `left` seconds, of which it returns the rest."""
+        with self._changed:
+            while pipeline.runs:
+                if not pipeline.calls:
+                    self._changed.wait_for(lambda: pipeline.calls or not pipeline.runs)
+                    continue
+                began = time.monotonic()
+                returned = self._changed.wait_for(lambda: not pipeline.calls or not pipeline.runs, left)
+                left = max(0.0, left - (time.monotonic() - began))
+                if not returned:
+                    return 0.0
+        if pipeline.thread is not None:
+            pipeline.thread.join()
+        return left
 
     def __enter__(self) -> Workload:
         return self
@@ -378,11 +431,13 @@ class Workload:
             for due, feeds in self._due(pipeline):
                 while len(waiting) >= IN_FLIGHT[self._objective]:
                     self._take(pipeline, *waiting.popleft())
-                assert pipeline.model is not None
+                if self._stopping.is_set():  # the model may be gone: results were handed out meanwhile
+                    break
+                model = self._model_of(pipeline)
                 with pipeline.lock:
                     pipeline.counts["requests"] += 1
                 alone = IN_FLIGHT[self._objective] == 1  # nobody changes the inputs before the result is there
-                waiting.append((due, pipeline.model.submit(pipeline.named(feeds), copy=not alone, **pipeline.urgency)))
+                waiting.append((due, model.submit(pipeline.named(model, feeds), copy=not alone, **pipeline.urgency)))
                 if alone:
                     self._take(pipeline, *waiting.popleft())
             while waiting:
@@ -391,9 +446,24 @@ class Workload:
             pipeline.error = error
             for _, future in waiting:
                 future.cancel()
-        pipeline.runs = False
+        with self._changed:
+            pipeline.runs = False
+            self._changed.notify_all()
         if not self._stopping.is_set():
             self._ask_for_schedule()  # of those that go on
+
+    @contextmanager
+    def _calling(self, pipeline: _Pipeline) -> Iterator[None]:
+        """A call of a function of the user's, which may never return."""
+        with self._changed:
+            pipeline.calls = True
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                pipeline.calls = False
+                self._changed.notify_all()
 
     def _take(self, pipeline: _Pipeline, due: float, future: Any) -> None:
         try:
@@ -408,10 +478,11 @@ class Workload:
             pipeline.counts["results"] += 1
             pipeline.counts["late"] += pipeline.every_s is not None and took > pipeline.every_s
             pipeline.latencies.append(took * 1e3)
-        assert pipeline.model is not None
-        if self._session is not None and pipeline.asked != pipeline.model.home:
+        model = pipeline.model
+        if self._session is not None and model is not None and pipeline.asked != model.home:
             self._ask_for_schedule()  # of a runtime that has taken the place of one that was lost
-        pipeline.deliver(results)
+        with self._calling(pipeline):
+            pipeline.deliver(results)
 
     def _due(self, pipeline: _Pipeline) -> Iterator[tuple[float, Mapping[str, Any]]]:
         """When each request is due, once it is, and its inputs. Times that have passed meanwhile are skipped."""
@@ -430,8 +501,9 @@ class Workload:
                     return
             else:
                 due = now
-            item = next(items, None)
-            if item is None:
+            with self._calling(pipeline):
+                item = next(items, None)
+            if item is None or self._stopping.is_set():
                 return
             yield due, item
             if pipeline.every_s is not None:

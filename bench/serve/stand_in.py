@@ -86,10 +86,12 @@ async def _serve(settings: Settings) -> None:
     budget, tokens = Budget(limits.pending), Tokens([])
     shelf = cast("Shelf", SimpleNamespace(absent="", closing=False, refuse_if_absent=lambda: None, find=lambda name, version=None: session))
     if settings.grpc is not None:
+        from aspen_mp.serving.grpc.health import Health
         from aspen_mp.serving.grpc.listener import Listener
         from aspen_mp.serving.grpc.service import Service
 
-        listener = Listener(Service(shelf, limits, budget, tokens, None, None, None), settings.grpc, limits, None)
+        service = Service(shelf, limits, budget, tokens, None, None, None)
+        listener = Listener(service, Health(shelf, tokens), settings.grpc, limits, None)
         await listener.start()  # it answers for as long as somebody refers to it
     app = application(shelf, limits, budget, tokens)
     config = uvicorn.Config(

@@ -16,7 +16,9 @@ from aspen_mp.serving.shelf import Shelf
 
 _SERVER: Final = frozenset({"", schema.SERVICE})
 """What stands for the whole server. Every other name is that of a model."""
-_SERVING, _NOT_SERVING, _UNKNOWN = (getattr(health_pb2.HealthCheckResponse, name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"))
+_SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN: Final[int] = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def test_a_result_may_stop_the_workload(shared_runtime: aspen_mp.Runtime) -> Non
 
 @pytest.mark.parametrize("where", ["feeds", "result", "request"])
 def test_an_error_ends_its_pipeline_alone(shared_runtime: aspen_mp.Runtime, where: str) -> None:
-    model, done = small_models.mlp(), []
+    model, goes_on = small_models.mlp(), threading.Event()
 
     def fail(*_: Any) -> None:
         raise KeyError(where)
@@ -161,14 +162,72 @@ def test_an_error_ends_its_pipeline_alone(shared_runtime: aspen_mp.Runtime, wher
     feeds: Any = fail if where == "feeds" else [{"x": X if where == "result" else X[:, :3]}] * 3
     with shared_runtime.workload() as workload:
         workload.add(model, name="bad", feeds=feeds, on_result=fail if where == "result" else None)
-        workload.add(model, name="good", feeds=[{"x": X}] * 3, on_result=done.append)
+        workload.add(model, name="good", feeds=lambda: {"x": X}, on_result=lambda _: goes_on.set())
         workload.start()
-        with pytest.raises(RequestError if where == "request" else KeyError, match="'bad.x'" if where == "request" else where):
-            workload.wait()
-        assert len(done) == 3
+        for timeout in (None, 60.0, 0.0):
+            with pytest.raises(RequestError if where == "request" else KeyError, match="'bad.x'" if where == "request" else where):
+                workload.wait(timeout)
+        goes_on.clear()
+        assert goes_on.wait(60)
         bad, good = workload.status()
     assert bad["error"] is not None
     assert good["error"] is None
+
+
+def test_a_result_cannot_wait_for_its_workload(shared_runtime: aspen_mp.Runtime) -> None:
+    with shared_runtime.workload() as workload:
+        workload.add(small_models.mlp(), name="own", feeds=[{"x": X}], on_result=lambda _: workload.wait())
+        workload.start()
+        with pytest.raises(RequestError, match="another thread"):
+            workload.wait()
+
+
+class Hanging:
+    """A function of the user's that does not return from its call `after`, until it is `free`."""
+
+    def __init__(self, after: int, hung: threading.Semaphore, free: threading.Event) -> None:
+        self._left, self._hung, self._free = after, hung, free
+
+    def __call__(self, *_: Any) -> dict[str, Array]:
+        self._left -= 1
+        if self._left < 0:
+            self._hung.release()
+            self._free.wait()
+        return {"x": X}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_functions_that_never_return(shared_runtime: aspen_mp.Runtime, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A drawn number of pipelines, some of which hang in a drawn function. The workload ends, the others lose nothing, and nothing is
+    accepted after that. Those that hang end when their functions return."""
+    monkeypatch.setattr("aspen_mp.client.workload.USERS_S", 0.05)
+    draw, model = random.Random(seed), small_models.mlp()
+    hung, free = threading.Semaphore(0), threading.Event()
+    hangs = ["feeds", "iterable", "result"]
+    kinds = [*draw.choices(["goes on", *hangs], k=draw.randrange(1, 5)), draw.choice(hangs)]
+    workload = shared_runtime.workload(objective=draw.choice(["latency", "throughput"]))
+    for kind in kinds:
+        function = Hanging(draw.randrange(4), hung, free)
+        feeds: Any = {"feeds": function, "iterable": iter(function, None)}.get(kind, lambda: {"x": X})
+        workload.add(model, name=f"n{len(workload._networks)}", feeds=feeds, on_result=function if kind == "result" else None)
+    workload.start()
+    for kind in kinds:
+        assert kind == "goes on" or hung.acquire(timeout=60)
+    ending = threading.Thread(target=draw.choice([workload.stop, lambda: workload.__exit__(None, None, None)]))
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive()
+    for kind, said in zip(kinds, workload.status(), strict=True):
+        assert kind != "goes on" or said["requests"] == said["results"]
+    source = next(iter(workload._networks.values()))
+    for refused in (lambda: workload.run(source, {"x": X}), workload.start, workload.load, lambda: workload.add(model)):
+        with pytest.raises(RequestError, match="stopped"):
+            refused()
+    free.set()
+    for thread in workload._threads():
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [said["error"] for said in workload.status()] == [None] * len(kinds)
 
 
 def test_what_misses_its_deadline_is_counted(shared_runtime: aspen_mp.Runtime) -> None:
