@@ -6,13 +6,15 @@ Arrow columns are read without a copy where their memory lies as numpy needs it:
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+_LISTS: Final = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
+"""Tests of types of Arrow's lists. Older versions of pyarrow have no views."""
 FORMATS: Final = 'batch_format="numpy", "pyarrow" or "pandas"'
 
 
@@ -37,7 +39,7 @@ class Batch(Protocol):
 def batch_of(given: Any) -> Batch:
     """What an engine gave, as a batch. TypeError where it is of no known format."""
     if isinstance(given, Mapping):
-        return _Numpy({str(name): np.asarray(column) for name, column in given.items()})
+        return _Numpy(given)
     arrow, pandas = sys.modules.get("pyarrow"), sys.modules.get("pandas")  # who gives such a batch has imported them
     if arrow is not None and isinstance(given, arrow.RecordBatch):
         return _Arrow(arrow.Table.from_batches([given]))
@@ -51,16 +53,17 @@ def batch_of(given: Any) -> Batch:
 class _Numpy:
     """{name: array}."""
 
-    def __init__(self, columns: dict[str, Array]) -> None:
+    def __init__(self, columns: Mapping[Any, Any]) -> None:
         self._columns = columns
-        self.names = list(columns)
+        self._labels = _labels(columns)
+        self.names = list(self._labels)
         self.rows = len(next(iter(columns.values()))) if columns else 0
 
     def column(self, name: str) -> Array:
-        return _dense(self._columns[name])
+        return array_of(self._columns[self._labels[name]])
 
     def result(self, keep: list[str], added: dict[str, Array]) -> dict[str, Array]:
-        return {name: self._columns[name] for name in keep} | added
+        return {name: np.asarray(self._columns[self._labels[name]]) for name in keep} | added
 
 
 class _Pandas:
@@ -68,14 +71,18 @@ class _Pandas:
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
-        self.names = list(map(str, frame.columns))
+        self._labels = _labels(frame.columns)
+        self.names = list(self._labels)
         self.rows = len(frame)
 
     def column(self, name: str) -> Array:
-        return _dense(self._frame[name].to_numpy())
+        column = self._frame[self._labels[name]]
+        if column.ndim > 1:
+            raise ValueError(f"is there {column.shape[1]} times. Rename or drop the others in an earlier step")
+        return array_of(column)
 
     def result(self, keep: list[str], added: dict[str, Array]) -> Any:
-        result = self._frame[keep].copy(deep=False)
+        result = self._frame[[self._labels[name] for name in keep]].copy(deep=False)
         for name, array in added.items():
             result[name] = array if array.ndim == 1 else list(array)
         return result
@@ -90,8 +97,9 @@ class _Arrow:
         self.rows = table.num_rows
 
     def column(self, name: str) -> Array:
-        column = self._table.column(name)
-        return from_arrow(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+        if self.names.count(name) > 1:
+            raise ValueError(f"is there {self.names.count(name)} times. Rename or drop the others in an earlier step")
+        return _from_chunks(self._table.column(name))
 
     def result(self, keep: list[str], added: dict[str, Array]) -> Any:
         result = self._table.select(keep)
@@ -102,11 +110,59 @@ class _Arrow:
         return result
 
 
+def _labels(labels: Iterable[Any]) -> dict[str, Any]:
+    """Labels of columns by the names that users give them: numbers are labels, too. A text goes before what is spelled like it."""
+    found = list(labels)
+    return {str(label): label for label in found} | {label: label for label in found if isinstance(label, str)}
+
+
+def array_of(column: Any) -> Array:
+    """A column of numpy, pandas or Arrow as an array. ValueError says why it is none: it has gaps, or rows of different shapes."""
+    arrow, pandas = sys.modules.get("pyarrow"), sys.modules.get("pandas")
+    if arrow is not None and isinstance(column, arrow.ChunkedArray):
+        return _from_chunks(column)
+    if arrow is not None and isinstance(column, arrow.Array):
+        return from_arrow(column)
+    if pandas is not None and isinstance(column, pandas.Series | pandas.api.extensions.ExtensionArray):
+        return _from_pandas(column)
+    if isinstance(column, np.ma.MaskedArray):
+        _refuse_gaps(int(np.ma.getmaskarray(column).sum()))
+    return _dense(np.asarray(column))
+
+
+def _from_pandas(column: Any) -> Array:
+    """A Series or an array of pandas, which has marks for gaps in its own dtypes."""
+    import pandas
+
+    if isinstance(column.dtype, pandas.ArrowDtype):
+        return _from_chunks(pandas.array(column).__arrow_array__())
+    if isinstance(column.dtype, np.dtype):
+        return _dense(np.asarray(column))
+    _refuse_gaps(int(column.isna().sum()))
+    values = np.asarray(column)
+    if values.dtype == object and hasattr(column.dtype, "numpy_dtype"):
+        values = values.astype(column.dtype.numpy_dtype)
+    return _dense(values)
+
+
+def _refuse_gaps(count: int) -> None:
+    if count:
+        raise ValueError(f"has {count} nulls. Fill or drop them in an earlier step")
+
+
+def _is_gap(value: Any) -> bool:
+    return value is None or type(value).__name__ in {"NAType", "NaTType"}  # pandas' own, which compare with nothing
+
+
 def _dense(column: Array) -> Array:
     """An array of objects, one for each row, as one array, if they are arrays or lists of one shape."""
-    if column.dtype != object or not len(column) or isinstance(column[0], str | bytes | None):
+    if column.dtype != object or not column.size or not column.ndim:
         return column
-    rows = [np.asarray(_dense(row) if isinstance(row, np.ndarray) else row) for row in column]
+    _refuse_gaps(sum(map(_is_gap, column.flat)))
+    if any(isinstance(value, str | bytes) for value in column.flat):
+        _refuse_gaps(sum(isinstance(value, float) for value in column.flat))  # NaN is the gap that pandas has among strings
+        return column
+    rows = [array_of(row) for row in column]
     shapes = {row.shape for row in rows}
     if len(shapes) > 1:
         raise ValueError(_ragged(shapes))
@@ -118,19 +174,23 @@ def _ragged(shapes: set[tuple[int, ...]]) -> str:
     return f"has rows of different shapes ({some}{', …' if len(shapes) > 3 else ''}). Pad or resize them to one shape in an earlier step"
 
 
+def _from_chunks(column: Any) -> Array:
+    """A chunked array; without a copy where it has one chunk."""
+    return from_arrow(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+
+
 def from_arrow(column: Any) -> Array:
     """An Arrow array (no chunked one) as numpy array with a row for each of its values. ValueError where that is impossible."""
     import pyarrow as arrow
 
     types, kind = arrow.types, column.type
-    if column.null_count:
-        raise ValueError(f"has {column.null_count} nulls. Fill or drop them in an earlier step")
+    _refuse_gaps(column.null_count)
     if isinstance(column, arrow.FixedShapeTensorArray):
         return np.asarray(column.to_numpy_ndarray())
     if types.is_fixed_size_list(kind):
         values = from_arrow(column.flatten())
         return values.reshape(len(column), kind.list_size, *values.shape[1:])
-    if types.is_list(kind) or types.is_large_list(kind):
+    if any(getattr(types, name)(kind) for name in _LISTS if hasattr(types, name)):
         return _from_lists(column)
     if isinstance(column, arrow.ExtensionArray):
         # Ray's tensors: their own conversion knows their shapes and copies nothing where it can.
@@ -142,7 +202,9 @@ def from_arrow(column: Any) -> Array:
 
 def _from_lists(column: Any) -> Array:
     """Lists of any length, if all have the same."""
-    lengths = np.diff(np.asarray(column.offsets.to_numpy(zero_copy_only=False)))
+    import pyarrow.compute
+
+    lengths = np.asarray(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False))
     values = from_arrow(column.flatten())
     if len(lengths) and (lengths != lengths[0]).any():
         raise ValueError(_ragged({(int(length),) for length in np.unique(lengths)}))

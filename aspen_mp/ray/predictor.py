@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from aspen_mp.errors import RequestError, RuntimeLost
 from aspen_mp.ray import columns, rows
@@ -110,7 +109,10 @@ class Predictor:
         """
         given = columns.batch_of(batch)
         kept = self._kept(given)
-        arrays = {info.name: self._column(given, info, column) for info, column in zip(self._infos, self._inputs, strict=True)}
+        known = list(zip(self._infos, self._inputs, strict=True))
+        for info, column in known:
+            self._check(given, column, f"for input {info.name!r}; name one in inputs")
+        arrays = {info.name: self._array(info, column, partial(given.column, column)) for info, column in known if given.rows}
         found = self._run(arrays, given.rows)
         return given.result(kept, {self._outputs[name]: array for name, array in found.items()})
 
@@ -129,10 +131,10 @@ class Predictor:
         if len(arrays) != len(self._infos):
             names = ", ".join(info.name for info in self._infos)
             raise RequestError(f"model {self._model.name!r} takes {len(self._infos)} arrays ({names}), not {len(arrays)}")
-        model = self._model.name
+        count = len(arrays[0])
         known = zip(self._infos, self._inputs, arrays, strict=True)
-        given = {info.name: rows.fitted(model, info, column, np.asarray(array)) for info, column, array in known}
-        found = self._run(given, len(next(iter(given.values()))))
+        given = {info.name: self._array(info, column, partial(columns.array_of, array)) for info, column, array in known if count}
+        found = self._run(given, count)
         result = {self._outputs[name]: array for name, array in found.items()}
         return next(iter(result.values())) if len(result) == 1 else result
 
@@ -158,10 +160,10 @@ class Predictor:
             have = ", ".join(batch.names) or "none"
             raise RequestError(f"model {self._model.name!r}: the batch has no column {name!r} {what}{advice}. It has {have}")
 
-    def _column(self, batch: Batch, info: ValueInfo, column: str) -> Array:
-        self._check(batch, column, f"for input {info.name!r}; name one in inputs")
+    def _array(self, info: ValueInfo, column: str, read: Callable[[], Array]) -> Array:
+        """What an input is given of a column."""
         try:
-            array = batch.column(column)
+            array = read()
         except ValueError as error:
             raise RequestError(f"model {self._model.name!r}: column {column!r} for input {info.name!r} {error}") from None
         return rows.fitted(self._model.name, info, column, array)
