@@ -41,6 +41,7 @@ class Predictor:
     Args:
         model: As of `Runtime.load`. A path is opened on each node.
         inputs: {input: column}, or the column alone where the model needs one input. None: columns are called like inputs.
+            A column whose label is a number is called by its digits, such as "0".
         outputs: {output: column}, or names of outputs. None: all outputs, in columns of their names.
         keep: Columns of the batch that the result has, too. True: all.
         constants: {input: value} that every request gets, for inputs without rows.
