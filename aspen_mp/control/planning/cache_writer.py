@@ -1,11 +1,10 @@
 """What a planning child does for the plan cache: it knows the model by the digest of its contents, takes packed weights from the cache, and
-has what it has made written into it by a process that nobody waits for."""
+has what it has made written into it by a process of its own (`cache_process`)."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,20 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aspen_mp.control.planning import plan_cache
+from aspen_mp.control.planning.cache_process import Kept, WriterProcess
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.wire import file_stamp
-from aspen_mp.control.wire.forked import fork
 
-WRITER_S = 300
-"""Longest life of a process that writes into the cache, in seconds."""
 PART = 16 << 20
 """Bytes of a file that one thread digests at a time. The digest of a file depends on it."""
 PIECE = 256 << 10
 """Bytes that are read at once: the digest finds them in the cache of its core."""
 MOST_THREADS = 8
-MOST_WRITERS = 4
-"""Such processes of a planning child at one time. They yield to everything else, so on a busy machine plans for ever new shapes come faster
-than they are written; what is not kept is planned again some day."""
 
 if TYPE_CHECKING:
     from aspen_mp.control.planning.options import Options
@@ -115,7 +109,19 @@ class CacheWriter:
         self._found: Inspected | None = None
         self._fds: dict[int, int] = {}
         self._last: tuple[PlanStage, Plan, StagePlanned] | None = None
-        self._writers: list[int] = []
+        self._writer: WriterProcess | None = None
+        self._told = False
+
+    def begin(self) -> None:
+        """Start the writing process, while this one is still small."""
+        if self._writer is None:
+            self._writer = WriterProcess.start(self._cache)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def read(self, paths: Sequence[str]) -> None:
         """The model has been read from these files."""
@@ -157,42 +163,25 @@ class CacheWriter:
         return answer
 
     def write(self) -> None:
-        """Puts the last plan and its weights into the cache, in a process of its own that yields to everything else. Called before the
-        answer is sent: with it the runtime may end, and the child with the runtime.
-
-        Nobody waits for it. It outlives a runtime that ends right after its first request (or a script that is run again and again would
-        never find anything in the cache), but not `WRITER_S`.
-        """
+        """Hands the last plan and its weights to the writing process. Called before the answer is sent: with it the runtime may end, and
+        this process with the runtime."""
         last, self._last = self._last, None
-        if last is None:
+        if last is None or self._writer is None:
             return
-        self._writers = [writer for writer in self._writers if not os.waitpid(writer, os.WNOHANG)[0]]
-        if len(self._writers) >= MOST_WRITERS:
-            return  # weights that were packed wait for the next one
-        # The child's socket must end with the child: it is not kept.
-        writer = fork(lambda: self._in_writer(*last), "aspen-cache", keep=self._fds.values(), outlives=True, seconds=WRITER_S)
-        self._writers.append(writer)
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
+        message, plan, answer = last
+        known = None if self._told else self._known()
+        fds = dict(list(self._fds.items())[: WriterProcess.MOST_FILES])
+        kept = Kept(*self._file_of(message, plan, answer), [self._files[number] for number in fds], known)
+        if self._writer.keep(kept, list(fds.values())):
+            self._told = self._told or known is not None
+            for number, fd in fds.items():
+                os.close(fd)
+                del self._fds[number]
 
-    def _in_writer(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> int:
-        try:
-            os.nice(19)
-            self._write(message, plan, answer)
-        except OSError as error:
-            print(f"aspen-mp: warning: plan cache: {error}", file=sys.stderr, flush=True)
-        return 0
-
-    def _write(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> None:
+    def _file_of(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> tuple[str, bytes]:
+        """The plan's key, and its file."""
         from aspen_mp.planner.plan import plan_file
 
-        coming = sum(self._files[number].nbytes for number in self._fds)
-        if not self._cache.room(coming):
-            return
-        self._cache.trim(coming)
-        for number, fd in self._fds.items():
-            self._cache.put_weights(self._files[number], fd)
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
         key = plan_cache.plan_key(
@@ -203,9 +192,11 @@ class CacheWriter:
             *(self._digest, message.rates, len(message.speeds), message.search, answer.served_bucket, answer.work_ns),
         )
         plan.metadata["cache"] = msgspec.msgpack.encode(note)
-        self._cache.put_plan(key, plan_file.dump(plan))
+        return key, plan_file.dump(plan)
+
+    def _known(self) -> plan_cache.Known | None:
+        """What the cache remembers of a model that was read from files; None of another, or where the files have changed meanwhile."""
         found, contents = self._found, self._contents
-        if found is not None and contents is not None and contents.digest() == self._digest:
-            self._cache.put_model(
-                plan_cache.Known(self._cache.build, contents.files, self._digest, found.name, found.inputs, found.outputs)
-            )
+        if found is None or contents is None or contents.digest() != self._digest:
+            return None
+        return plan_cache.Known(self._cache.build, contents.files, self._digest, found.name, found.inputs, found.outputs)

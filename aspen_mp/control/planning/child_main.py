@@ -196,6 +196,8 @@ class Planner:
     def _do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         if self._opened is None:
             side.progress("reading", 0, 1)
+            if self.keeper is not None:
+                self.keeper.begin()
             self._opened = self._source.read()
             if self.keeper is not None and self._source.path:
                 self.keeper.read([self._source.path, *self._opened.files])
@@ -445,6 +447,8 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
     planner, side = Planner(model, plans), ChildSide(sock)
     progress.tell(side.further)
     side.run(planner.do)
+    if planner.keeper is not None:
+        planner.keeper.close()
 
 
 def _inspect(model: api.OnnxModel, source: ModelFile) -> Inspected:

@@ -13,8 +13,9 @@ rates of the cost model, and this build of the planner (`build`). A model file i
 nothing has touched it.
 
 Files appear whole or not at all (written under a temporary name, then renamed), are never written again, and go by unlink: who has one open
-keeps it. Nothing here can make loading fail: what is damaged, foreign or of another build is removed with a warning, and
-the model is planned as if it had not been there. The folder belongs to one user, mode 0700; whoever can write to it is that user.
+keeps it. A power cut may leave less of one: its checksum tells. Nothing here can make loading fail: what is damaged, foreign or of another
+build is removed with a warning, and the model is planned as if it had not been there. The folder belongs to one user, mode 0700; whoever
+can write to it is that user.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _MAX_ENTRY: Final = 64 << 20
 _DIGEST: Final = hashlib.sha256().digest_size
 _PIECE: Final = 1 << 20
 _TEMPORARY: Final = ".tmp"
-_ABANDONED_NS: Final = 3600 * 10**9
+WRITER_S: Final = 300
+"""Seconds within which a process writes one piece into the cache, or is ended."""
+_ABANDONED_NS: Final = 2 * WRITER_S * 10**9
 _KINDS: Final = ("models", "plans", "weights")
 
 
@@ -348,25 +351,26 @@ class Cache:
         self._write(self._at("weights", file.id), copy)
 
     def _write(self, name: str, contents: bytes | Callable[[int], None]) -> None:
-        """A file that appears whole, with its bytes on the disk. OSError as it comes."""
+        """A file that appears whole, and is on the disk as soon as the disk has taken it. OSError as it comes."""
         temporary = f"{name}.{os.urandom(6).hex()}{_TEMPORARY}"
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        there = temporary
         try:
-            try:
-                if isinstance(contents, bytes):
-                    view = memoryview(contents)
-                    while view:
-                        view = view[os.write(fd, view) :]
-                else:
-                    contents(fd)
-                os.fsync(fd)  # after a power cut a name must not stand for less than it did
-            finally:
-                os.close(fd)
+            if isinstance(contents, bytes):
+                view = memoryview(contents)
+                while view:
+                    view = view[os.write(fd, view) :]
+            else:
+                contents(fd)
             os.rename(temporary, name)
+            there = name
+            os.fsync(fd)  # after the renaming: a disk takes seconds for large weights, and the next runtime may begin meanwhile
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+                os.unlink(there)
             raise
+        finally:
+            os.close(fd)
 
     def room(self, nbytes: int) -> bool:
         """Whether so many bytes may come in: not over the limit, and at most a quarter of what the disk has free."""

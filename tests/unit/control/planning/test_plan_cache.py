@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +15,7 @@ import msgpack
 import msgspec
 import pytest
 
-from aspen_mp.control.planning import cache_writer, plan_cache
-from aspen_mp.control.planning.options import Options
+from aspen_mp.control.planning import cache_process, cache_writer, plan_cache
 from aspen_mp.control.planning.shape_buckets import WantedBucket
 from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
@@ -324,32 +325,44 @@ def test_a_warning_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not file.exists()
 
 
-def test_few_processes_write_at_one_time(store: plan_cache.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly they get on. What none of them writes is planned again some day."""
-    read, write = os.pipe()
+def kept(number: int) -> cache_process.Kept:
+    return cache_process.Kept(f"key{number}", plan_file(), [], None)
 
-    def wait(keeper: cache_writer.CacheWriter, *last: object) -> None:
-        os.read(keeper._fds[0], 1)
 
-    monkeypatch.setattr(cache_writer.CacheWriter, "_write", wait)
-    keeper = cache_writer.CacheWriter(store, Options("f32", True), b"", {})
-    seen = set()
-    try:
-        for _ in range(2):
-            for _ in range(cache_writer.MOST_WRITERS + 3):
-                keeper._last = None, None, None  # type: ignore[assignment]
-                if not keeper._fds:
-                    keeper._fds[0] = os.dup(read)
-                keeper.write()
-            assert len(keeper._writers) == cache_writer.MOST_WRITERS
-            seen.update(keeper._writers)
-            os.write(write, b"!" * cache_writer.MOST_WRITERS)
-            for writer in keeper._writers:
-                os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
-        assert len(seen) == 2 * cache_writer.MOST_WRITERS
-        for writer in keeper._writers:
-            os.waitpid(writer, 0)
-    finally:
-        for fd in (read, *keeper._fds.values()):
-            os.close(fd)
-        os.close(write)
+@pytest.fixture
+def writer(store: plan_cache.Cache) -> Iterator[cache_process.WriterProcess]:
+    found = cache_process.WriterProcess.start(store)
+    assert found is not None
+    yield found
+    found.close()
+    os.kill(found.pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(found.pid, 0)[1]) == 0
+
+
+def test_nothing_waits_for_the_writing_process(store: plan_cache.Cache, writer: cache_process.WriterProcess) -> None:
+    """However slowly it gets on. What there is no room for is planned again some day; all else is written when its maker has ended."""
+    os.kill(writer.pid, signal.SIGSTOP)
+    number = 0
+    while writer.keep(kept(number), []):
+        number += 1
+    assert number > 50
+    os.kill(writer.pid, signal.SIGCONT)
+    writer.close()
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+    assert sorted(Path(name).stem for name, _ in store.files()) == sorted(f"key{k}" for k in range(number))
+
+
+def test_what_cannot_be_written_is_told(
+    store: plan_cache.Cache, writer: cache_process.WriterProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the process that uses the runtime's streams, and once. The next plan is written all the same."""
+    folder = tmp_path / "cache" / "plans"
+    folder.rename(folder.with_suffix(".away"))
+    assert writer.keep(kept(1), [])
+    select.select([writer], [], [])
+    folder.with_suffix(".away").rename(folder)
+    assert writer.keep(kept(2), [])
+    writer.close()
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+    assert "No such file or directory" in capsys.readouterr().err
+    assert [Path(name).stem for name, _ in store.files()] == ["key2"]
