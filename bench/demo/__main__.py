@@ -86,7 +86,8 @@ def search(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             def run(feeds: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
                 return np.asarray(loaded.run(feeds)["embedding"], np.float32)
 
-            ours, planning, queries, vector = measure(run, batches, question, progress)
+            ours, first, queries, vector = measure(run, batches, question, progress)
+            made = sum(not plan["cached"] for each in runtime.status()["models"] for plan in each["plans"])
         theirs = reference(model, batches, workers, progress)
     return {
         "query": args.query,
@@ -95,7 +96,8 @@ def search(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "sentences": len(sentences),
         "workers": workers,
         "start_s": started,
-        "planning": [{"sentences": n, "tokens": t, "seconds": s} for (n, t), s in planning.items()],
+        "plans_made": made,
+        "first_requests": [{"sentences": n, "tokens": t, "seconds": s} for (n, t), s in first.items()],
         "embedding": timings(ours, len(sentences)),
         "query_ms": {"median": 1e3 * statistics.median(queries), "min": 1e3 * min(queries)},
         "onnxruntime": compared(ours, theirs, len(sentences)),
@@ -107,12 +109,12 @@ def measure(
 ) -> tuple[Embedded, dict[tuple[int, int], float], list[float], NDArray[np.float32]]:
     """Embeddings of the collection, seconds of the first run of each input shape, seconds of the query's runs, the query's embedding."""
     first = shapes([*batches, question])
-    task = progress.add_task("planning each input shape", total=len(first))
-    planning: dict[tuple[int, int], float] = {}
+    task = progress.add_task("first request of each shape", total=len(first))
+    seconds: dict[tuple[int, int], float] = {}
     for batch in first:
         begin = time.perf_counter()
         run(batch.feeds)
-        planning[batch.shape] = time.perf_counter() - begin
+        seconds[batch.shape] = time.perf_counter() - begin
         progress.advance(task)
     task = progress.add_task("embedding the sentences", total=len(batches))
     ours = embed(run, batches, lambda: progress.advance(task))
@@ -121,7 +123,7 @@ def measure(
         begin = time.perf_counter()
         vector = run(question.feeds)[0]
         queries.append(time.perf_counter() - begin)
-    return ours, planning, queries, vector
+    return ours, seconds, queries, vector
 
 
 def reference(model: onnx.ModelProto, batches: list[Batch], threads: int, progress: Progress) -> Embedded | None:
@@ -193,7 +195,10 @@ def show(report: dict[str, Any], console: Console) -> None:
     row("one batch, median", "ms", ours["batch_ms"]["median"], theirs and theirs["batch_ms"]["median"])
     row("all sentences", "s", ours["total_s"], theirs and theirs["total_s"])
     row("the query alone, median", "ms", report["query_ms"]["median"], None)
-    row(f"planning {len(report['planning'])} input shapes, once", "s", sum(p["seconds"] for p in report["planning"]), None)
+    plans = f"{report['plans_made']} plans made, once" if report["plans_made"] else "plans from the cache"
+    row(
+        f"first requests of {len(report['first_requests'])} shapes, {plans}", "s", sum(p["seconds"] for p in report["first_requests"]), None
+    )
     row("starting workers, loading weights", "s", report["start_s"], None)
     console.print(times)
     if peer:
