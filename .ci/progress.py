@@ -19,14 +19,16 @@ STEP: Final = re.compile(rb"\[(\d+)/(\d+)\]")
 TERMINAL_S: Final = 0.5
 """Seconds between two lines on a terminal."""
 ELSEWHERE_S: Final = 10.0
+MEASURED: Final = 10
+"""One in so many files says how long the rest takes. The first ones take longest."""
 
 
 def line(title: str, seconds: float, done: int, of: int) -> str:
     """One line of progress. `of` 0: nothing is known of files."""
     if not of:
         return f"{title}: {seconds:.0f} s"
-    left = f", about {seconds / done * (of - done):.0f} s left" if done else ""
-    return f"{title}: {done} of {of} files{left}"
+    left = f", about {seconds / done * (of - done):.0f} s left" if done * MEASURED >= of else ""
+    return f"{title}: {done} of {of} files, {seconds:.0f} s{left}"
 
 
 class Teller:

@@ -17,6 +17,7 @@ from repository_links import URL  # noqa: E402
 
 project = "aspen-mp"
 author = "the authors of aspen-mp"
+copyright = f"2026 {author}"
 release = aspen_mp.__version__
 version = release
 

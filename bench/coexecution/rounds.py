@@ -3,7 +3,6 @@ not count, as in `bench.peers.rounds`."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -79,7 +78,7 @@ class Crews:
                     continue
                 self._seats.append(seat)
                 self._stack.callback(seat.close)
-                version = importlib.metadata.version(ENGINES[CREWS[variant.engine].engine].package)
+                version = ENGINES[CREWS[variant.engine].engine].version
                 self.settings.setdefault(variant.engine, f"{version}: {seat.info['settings']}")
             os.sync()  # what loading wrote would go to disk during the first rounds, by threads of the kernel's
         except BaseException:

@@ -6,7 +6,6 @@ recommends for the lowest latency of one request; what differs from the defaults
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aspen_mp.bench.records import environment
 
 from .streams import Streams
 
@@ -262,7 +263,7 @@ class Engine:
 
     @property
     def version(self) -> str:
-        return importlib.metadata.version(self.package)
+        return environment.version_of(self.package)
 
 
 ENGINES = {

@@ -146,12 +146,21 @@ def _fact(name: str) -> str:
     return ""
 
 
+def version_of(package: str) -> str:
+    """The version of a package. Our own is that of the code that runs: what pip has noted stays as it was when pip last installed it."""
+    if package == "aspen-mp":
+        import aspen_mp
+
+        return aspen_mp.__version__
+    return importlib.metadata.version(package)
+
+
 def packages() -> dict[str, str]:
     """Versions of what benchmarks set beside each other, as far as installed."""
     found = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            found[name] = version_of(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found

@@ -1,4 +1,7 @@
-"""All that is made from records and their types: pages, charts, README's block, schemas. `aspen-mp bench render` writes or checks it."""
+"""All that is made from records and their types: pages, charts, blocks of README.md and docs/index.md, schemas.
+
+`aspen-mp bench render` writes or checks it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ SCHEMAS = Path("docs/reference/schemas/bench")
 
 
 def texts(root: Path) -> dict[Path, str]:
-    """What each generated text file below the repository's root should hold. ValueError: a record or README.md is not as it should be."""
+    """What each generated text file below the repository's root should hold. ValueError: a record or a page is not as it should be."""
     records = published.read(root / RESULTS)
     found = {DOCS / f"{name}.md": text for name, text in pages.all_pages(records, root / RESULTS / "reasons.json").items()}
     found |= {SCHEMAS / name: text for name, text in published.schemas().items()}
-    readme = (root / "README.md").read_text("utf-8")
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{root / 'README.md'}: the lines {BEGIN} and {END} are missing")
-    found[Path("README.md")] = f"{before}{BEGIN}\n{pages.readme(records)}\n{END}{after}"
+    for page, make in ((Path("README.md"), pages.readme), (Path("docs/index.md"), pages.front)):
+        before, begin, rest = (root / page).read_text("utf-8").partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise ValueError(f"{root / page}: the lines {BEGIN} and {END} are missing")
+        found[page] = f"{before}{BEGIN}\n{make(records)}\n{END}{after}"
     return found
 
 

@@ -14,6 +14,12 @@ from markdown_it import MarkdownIt
 RUN: Final = ("python", "sh")
 SHOWN: Final = ("text", "console", "toml", "ini", "yaml", "json", "dockerfile")
 KINDS: Final = ("tutorial", "howto", "explanation", "reference")
+FILES: Final = re.compile(r"[\w./-]*\w\.(?:onnx|py|toml|npy|npz|csv|networks)\b(?!\()")
+"""Names of files that a reader has to have."""
+_MAKES: Final = re.compile(
+    r"(?:save|write\w*|dump|to_file|savez?|export|compile_ahead)\(|(?:^|\s)-(?:o|-output)\b|>\s*\S|open\([^)]*[\"'][wx]b?[\"']"
+)
+"""A line of a block that makes the files which it names."""
 _COMMENT: Final = re.compile(r"<!-- (not run|file|needs): (\S.*) -->")
 _HIDDEN: Final = re.compile(r"<!-- (python|sh)\n(.*)^-->", re.DOTALL | re.MULTILINE)
 
@@ -67,3 +73,19 @@ def blocks(text: str) -> list[Block]:
 
 def _action(language: str) -> Literal["python", "sh"]:
     return "python" if language == "python" else "sh"
+
+
+def unexplained(text: str) -> set[str]:
+    """Files that visible blocks of a page use although no visible block before makes them, and no text before names them."""
+    known: set[str] = set()
+    missing: set[str] = set()
+    for token in MarkdownIt().parse(text):
+        if token.type == "inline":
+            known |= set(FILES.findall(token.content))
+        elif token.type == "fence" and token.info in RUN:
+            for line in token.content.splitlines():
+                named = set(FILES.findall(line))
+                if _MAKES.search(line):
+                    known |= named
+                missing |= named - known
+    return missing
