@@ -303,12 +303,11 @@ def front(published: Sequence[Published]) -> str:
     first = of(published, "peers")[0]
     best = [case.best_peer for case in first.record.result.cases]
     ratios = [peer.ratio_median for peer in best if peer is not None and peer.ratio_median is not None]
-    machine, threads = first.record.machine.name, first.record.result.cases[0].threads
     return "\n\n".join(
         [
             f"![Times of other runtimes in units of aspen-mp's](benchmarks/{charts.name(first)})",
-            f"A request takes {median(ratios):.2f} times as long as in the fastest other runtime, in the median of {len(ratios)} networks.\n"
-            f"Single networks lie between {min(ratios):.2f} and {max(ratios):.2f} ({machine}, {threads} threads).",
+            f"A request takes {median(ratios):.2f} times as long as in the fastest other runtime: the median of {len(ratios)} networks.\n"
+            f"It was measured on this machine: {first.record.machine.name}. Single networks lie between {min(ratios):.2f} and {max(ratios):.2f}.",
         ]
     )
 
