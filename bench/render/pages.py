@@ -307,7 +307,7 @@ def front(published: Sequence[Published]) -> str:
         [
             f"![Times of other runtimes in units of aspen-mp's](benchmarks/{charts.name(first)})",
             f"A request takes {median(ratios):.2f} times as long as in the fastest other runtime: the median of {len(ratios)} networks.\n"
-            f"It was measured on this machine: {first.record.machine.name}. Single networks lie between {min(ratios):.2f} and {max(ratios):.2f}.",
+            f"Single networks lie between {min(ratios):.2f} and {max(ratios):.2f}. The machine: {first.record.machine.name}.",
         ]
     )
 

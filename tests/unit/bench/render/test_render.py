@@ -37,6 +37,8 @@ def tree(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / render.DOCS, tmp_path / render.DOCS)
     shutil.copytree(ROOT / render.SCHEMAS, tmp_path / render.SCHEMAS)
     shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "docs").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "docs/index.md", tmp_path / "docs")
     return tmp_path
 
 
