@@ -126,6 +126,7 @@ FULL: Final = {
     **dict.fromkeys(
         (
             "api/files/test_cache.py",
+            "api/files/test_cache_lives.py::test_a_writer_that_is_killed_leaves_no_half_file",
             "api/options/test_precision.py::test_plan_cache_knows_them_apart",
             "api/runtime/test_lengths.py",
             "unit/control/planning/test_planning_of_sizes.py",
