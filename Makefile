@@ -85,14 +85,14 @@ $(VENV)/.built-machine: $(VENV)/.installed $(SOURCES)
 	@touch $@
 
 setup:
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.tools
+	@$(MAKE) --no-print-directory --silent -j2 $(VENV)/.built $(VENV)/.tools
 
 # For what runs no kernel but the machine's best ones.
 machine-setup:
-	@$(MAKE) --no-print-directory -j2 $(MACHINE_BUILD) $(VENV)/.tools
+	@$(MAKE) --no-print-directory --silent -j2 $(MACHINE_BUILD) $(VENV)/.tools
 
 demo:
-	@$(MAKE) --no-print-directory -j2 $(MACHINE_BUILD) $(VENV)/.demo
+	@$(MAKE) --no-print-directory --silent -j2 $(MACHINE_BUILD) $(VENV)/.demo
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
 # $(1): which of all tests; tests/tiers.py says which are full.
