@@ -33,7 +33,7 @@ x = np.load(sys.argv[2])
 model = aspen_mp.Runtime(workers=1).load(sys.argv[1])
 for rows in sys.argv[3:]:
     model.run({"x": x[: int(rows)]})
-os.write(1, b"answered\n")  # at once, also where output has no buffer
+os.write(1, b"answered")
 os._exit(0)
 """
 Life = Callable[[Path, list[int]], None]
@@ -62,16 +62,18 @@ def leave(path: Path, rows: list[int]) -> None:
     program = [sys.executable, "-c", PROGRAM, str(path), str(path.with_suffix(".npy")), *map(str, rows)]
     read, write = os.pipe()
     stopped: list[psutil.Process] = []
+    process = subprocess.Popen(program, stdout=write, stderr=write)
+    os.close(write)
     try:
-        process = subprocess.Popen(program, stdout=write, stderr=write)
-        os.close(write)
-        assert os.read(read, 100) == b"answered\n"
+        assert os.read(read, 100) == b"answered"
         stopped = stop(writers(Path(os.environ["ASPEN_MP_CACHE"])))
         assert select.select([read], [], [], WATCHDOG_S)[0], "a process that is left has the program's streams"
         assert os.read(read, 100) == b""
         assert process.wait() == 0
     finally:
         os.close(read)
+        process.kill()
+        process.wait()
         for each in stopped:
             with suppress(psutil.NoSuchProcess):
                 each.resume()
