@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import IO, Any, Self, cast
 
 from aspen_mp.errors import AspenError
-
-_CALLED = "import sys;sys.path[:]={path!r};from {module} import {function};{function}()"
-
-
-def command(module: str, *arguments: str, function: str = "main") -> list[str]:
-    """Calls a function of a module as this process has imported it, wherever it was started."""
-    return [sys.executable, "-P", "-c", _CALLED.format(path=sys.path, module=module, function=function), *arguments]
 
 
 class Child:

@@ -25,10 +25,11 @@ import psutil
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.bench import child, models
+from aspen_mp.bench import models
 from aspen_mp.bench.child import Child
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.control.wire import python
 from aspen_mp.shm.bindings import _control
 
 SETTLE_S = 20.0
@@ -240,7 +241,7 @@ class _Seat(Child):
     """A client process that does nothing until it is told to."""
 
     def __init__(self, engine: str, what: Any, feeds: Mapping[str, Any]) -> None:
-        super().__init__(child.command("aspen_mp.bench.client", function="client"))
+        super().__init__(python.command("aspen_mp.bench.client", function="client"))
         self.tell((engine, what, dict(feeds)))
         self.hear()
 

@@ -17,6 +17,7 @@ import numpy as np
 import aspen_mp
 from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.control.wire import python
 
 if TYPE_CHECKING:
     from aspen_mp.client.model import Model
@@ -130,10 +131,8 @@ class Load:
 class _Other:
     """Another client process. Its handles connect when they are first used."""
 
-    _CODE = "import sys;sys.path[:]={path!r};from aspen_mp.bench.load import client;client()"
-
     def __init__(self, subjects: Sequence[Subject], threads: int) -> None:
-        command = [sys.executable, "-P", "-c", self._CODE.format(path=sys.path)]
+        command = python.command("aspen_mp.bench.load", function="client")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         pickle.dump((list(subjects), threads), self._stdin)
         self._stdin.flush()

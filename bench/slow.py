@@ -46,6 +46,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, NoReturn, cast
 
+from aspen_mp.control.wire import python
+
 Method = Literal["fifo", "quota", "nice"]
 METHODS: Final[tuple[Method, ...]] = ("fifo", "quota", "nice")
 """Best first."""
@@ -124,8 +126,7 @@ class _Keeper:
 
     def __init__(self, cpu: int, speed: float, method: Method) -> None:
         self._cpu, self._speed, self._method = cpu, speed, method
-        code = f"import sys;sys.path[:]={sys.path!r};from aspen_mp.bench.slow import keep;keep()"
-        command = [sys.executable, "-P", "-c", code, str(os.getpid()), str(cpu), str(speed), method]
+        command = python.command("aspen_mp.bench.slow", str(os.getpid()), str(cpu), str(speed), method, function="keep")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def begin(self) -> SlowCore:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +18,7 @@ from aspen_mp import errors
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.options import GRACE_S
 from aspen_mp.client.arguments import MOST_PREEMPT_MS, MOST_WORKERS
+from aspen_mp.control.wire import python
 from aspen_mp.errors import AspenError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _announce(report: dict[str, Any], as_json: bool) -> None:
 def _detached(models: list[str], name: str, given: Mapping[str, object], *, supervise: bool, as_json: bool) -> None:
     """Starts the same command in a session of its own, with the options `given`, and waits until it is ready or has failed."""
     read, write = os.pipe()
-    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--ready-fd", str(write), *models]
+    arguments = python.command("aspen_mp.cli", "launch", "--name", name, "--ready-fd", str(write), *models)
     for option, value in given.items():
         if value is not None:
             arguments += [option, str(value)]

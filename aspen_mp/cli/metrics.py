@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from aspen_mp.cli import options, output
+from aspen_mp.control.wire import python
 from aspen_mp.errors import AspenError
 
 DEFAULT = "127.0.0.1:9464"
@@ -98,7 +99,7 @@ def beside(name: str, listen: str | None) -> Iterator[str]:
         return
     need_client()
     read, write = os.pipe()
-    command = [sys.executable, "-m", "aspen_mp.cli", "metrics", "--name", name, "--listen", listen]
+    command = python.command("aspen_mp.cli", "metrics", "--name", name, "--listen", listen)
     command += ["--parent", str(os.getpid()), "--ready-fd", str(write), "--json"]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=[write], process_group=0)
     try:

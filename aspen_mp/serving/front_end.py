@@ -1,8 +1,7 @@
 """A front end: a process that answers requests from a socket that it has inherited, as a client of the runtime.
 
-    python -m aspen_mp.serving.front_end SETTINGS
-
-The supervisor starts it, tells it what to serve, and replaces it if it dies. It ends with the supervisor.
+The supervisor starts it with its `Settings` as the only argument, tells it what to serve, and replaces it if it dies. It ends with the
+supervisor.
 """
 
 from __future__ import annotations
@@ -284,7 +283,3 @@ def main() -> None:
 
     gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
     uvloop.run(_main(settings))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 import aspen_mp
+from aspen_mp.control.wire import python
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.front_end import ENVIRONMENT, Settings
 from aspen_mp.serving.keeper import Keeper, unload
@@ -299,7 +300,7 @@ class Supervisor:
             certificate=options.certificate,
             key=options.key,
         )
-        command = [sys.executable, "-m", "aspen_mp.serving.front_end", msgspec.json.encode(settings).decode()]
+        command = python.command("aspen_mp.serving.front_end", msgspec.json.encode(settings).decode())
         inherited = [theirs.fileno(), ledger, *sockets, *([] if memory is None else [memory])]
         try:
             process = await asyncio.create_subprocess_exec(

@@ -33,7 +33,7 @@ def serve(name: str, model: str, number: int, requests: int) -> dict[str, Any]:
 
 def launch(name: str, workers: int | None, model: str) -> None:
     """As from a shell: ``aspen-mp launch --detach --name NAME MODEL``."""
-    command = [sys.executable, "-m", "aspen_mp.cli", "launch", "--detach", "--name", name, "--json", model]
+    command = [sys.executable, "-P", "-m", "aspen_mp.cli", "launch", "--detach", "--name", name, "--json", model]
     subprocess.run([*command, *(["--workers", str(workers)] if workers else [])], check=True, stdout=subprocess.DEVNULL)
 
 

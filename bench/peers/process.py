@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import psutil
+
+from aspen_mp.control.wire import python
 
 QUIET_S = 0.005  # an engine rests when it used no CPU time for so long
 REST_LIMIT_S = 2.0
@@ -40,11 +41,11 @@ class EngineProcess:
 
     @classmethod
     def launch(cls: type[Process], module: str, engine: str, label: str, cores: list[int], arguments: Sequence[str]) -> Process:
-        """Start `python -m module arguments… REQUESTS REPLIES`, where the last two are the numbers of its pipes, and wait until it has said
-        that it is ready."""
+        """Start a process that calls `main` of the module, and wait until it has said that it is ready. Its last two arguments are the
+        numbers of its pipes, for requests and for replies."""
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        command = [sys.executable, "-m", module, *arguments, str(request_read), str(reply_write)]
+        command = python.command(module, *arguments, str(request_read), str(reply_write))
         try:
             # A group of its own: Ctrl-C is for us, and engines would print tracebacks.
             process = subprocess.Popen(command, pass_fds=(request_read, reply_write), stdin=subprocess.DEVNULL, process_group=0)

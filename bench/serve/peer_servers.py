@@ -24,11 +24,11 @@ from typing import IO, Any, ClassVar, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.bench import child
 from aspen_mp.bench.agreement import error_of
 from aspen_mp.bench.serve import requests
 from aspen_mp.bench.serve.client import METHOD, Request
 from aspen_mp.bench.serve.servers import Server, started
+from aspen_mp.control.wire import python
 from aspen_mp.errors import AspenError
 
 _ANSWERS_S: Final = 60.0
@@ -117,7 +117,7 @@ class BentoML(PeerServer):
     def _prepared(self, folder: Path, file: Path, cores: list[int], workers: int) -> tuple[list[str], dict[str, str], dict[str, str]]:
         (port,) = _free_ports(1)
         service = "aspen_mp.bench.serve.bentoml_service:OnnxRuntime"
-        command = child.command("bentoml_cli.cli", "serve", service, "--host", "127.0.0.1", "--port", str(port), function="cli")
+        command = python.command("bentoml_cli.cli", "serve", service, "--host", "127.0.0.1", "--port", str(port), function="cli")
         settings = json.dumps({"model": str(file), "cores": cores, "workers": workers})
         environment = {requests.SETTINGS: settings, "BENTOML_HOME": str(folder), "BENTOML_DO_NOT_TRACK": "True"}
         return command, environment, {"http": f"127.0.0.1:{port}"}
@@ -147,7 +147,7 @@ class MLServer(PeerServer):
         model = {"name": requests.MODEL, "implementation": "aspen_mp.bench.serve.mlserver_runtime.OnnxRuntime"}
         (folder / "model-settings.json").write_text(json.dumps(model | {"parameters": {"uri": str(file), "extra": {"cores": cores}}}))
         at = dict.fromkeys(("http", "json"), f"127.0.0.1:{web}") | {"grpc": f"127.0.0.1:{grpc}"}
-        return child.command("mlserver.cli", "start", str(folder)), {}, at
+        return python.command("mlserver.cli", "start", str(folder)), {}, at
 
     def request(self, transport: str, feeds: Arrays, results: Arrays) -> Request:
         """As of `Server`."""

@@ -15,12 +15,12 @@ from typing import IO, Any, cast
 import msgspec
 import numpy.typing as npt
 
-from aspen_mp.bench import child
 from aspen_mp.bench.child import Child
 from aspen_mp.bench.serve import requests
 from aspen_mp.bench.serve.client import Done, Job, Request
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.bench.serve.stand_in import Settings
+from aspen_mp.control.wire import python
 from aspen_mp.errors import AspenError
 
 
@@ -60,7 +60,7 @@ def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, ru
     arguments = ["serve", str(repository), "--port", "0", "--json", "--http-workers", str(front_ends)]
     arguments += ["--workers", str(len(cores))] if runtime is None else ["--name", runtime]
     arguments += ["--unix-socket", str(path), *(["--grpc-port", "0"] if grpc else [])]
-    process = started(child.command("aspen_mp.cli", *arguments), affinity=cores)
+    process = started(python.command("aspen_mp.cli", *arguments), affinity=cores)
     said = ""
     for line in cast("IO[bytes]", process.stdout):
         said += line.decode()
@@ -95,7 +95,7 @@ def stand_in(repository: Path, file: Path, cores: Sequence[int], processes: int,
         settings = Settings(
             model=str(file), processes=processes, cores=list(cores), sockets=sockets, grpc=at.get("grpc"), parent=os.getpid()
         )
-        command = child.command("aspen_mp.bench.serve.stand_in", msgspec.json.encode(settings).decode())
+        command = python.command("aspen_mp.bench.serve.stand_in", msgspec.json.encode(settings).decode())
         process = started(command, affinity=cores, pass_fds=sockets, env={**ENVIRONMENT, **os.environ})
         for _ in range(processes):
             if not cast("IO[bytes]", process.stdout).readline():
@@ -117,7 +117,7 @@ class Caller(Child):
     """A client process for one server and one transport, which sleeps until it has a job."""
 
     def __init__(self, transport: str, address: str, request: Request) -> None:
-        super().__init__(child.command("aspen_mp.bench.serve.client"))
+        super().__init__(python.command("aspen_mp.bench.serve.client"))
         self.tell((transport, address, request))
 
     def run(self, job: Job) -> Done:

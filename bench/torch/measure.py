@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from aspen_mp.bench.torch.engines import ENGINES
 from aspen_mp.bench.torch.judge import Array, judge
 from aspen_mp.bench.torch.result import EngineResult, NetworkResult
 from aspen_mp.bench.torch.seat import TorchSeat
+from aspen_mp.control.wire import python
 
 if TYPE_CHECKING:
     from aspen_mp.bench.torch.networks.network import Network, Size
@@ -65,7 +65,7 @@ def measure(network: Network, size: Size, engines: Sequence[str], cores: list[in
 
 def refer(network: str, size: Size, folder: Path) -> None:
     """Write PyTorch's outputs and those in float64 to `folder`, by a process that ends: weights in float64 are large."""
-    command = [sys.executable, "-m", "aspen_mp.bench.torch.networks.reference", network, size, str(folder)]
+    command = python.command("aspen_mp.bench.torch.networks.reference", network, size, str(folder))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{network}: PyTorch itself does not run it.\n{done.stderr}")

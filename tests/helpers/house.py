@@ -95,6 +95,25 @@ def graph(*, types: bool = True) -> dict[str, set[str]]:
     return {module: imports_of(module, text, texts.keys(), types=types) for module, text in texts.items()}
 
 
+def start_python(texts: Mapping[str, str]) -> set[str]:
+    """Modules that know how to start a Python: by `sys.executable`, by ``-m``, or by `multiprocessing`, except for its shared memory."""
+
+    def starts(node: ast.AST) -> bool:
+        match node:
+            case ast.Attribute(attr="executable" | "_base_executable") | ast.Constant(value="-m"):
+                return True
+            case ast.ImportFrom(module=module, names=names):
+                taken = {f"{module}.{name.name}" for name in names}
+            case ast.Import(names=names):
+                taken = {name.name for name in names}
+            case _:
+                return False
+        foreign = {each for each in taken if each.startswith(("multiprocessing", "concurrent.futures.process", "concurrent.futures.Process"))}
+        return bool(taken & {"sys.executable", "sys._base_executable"} or foreign - {"multiprocessing.shared_memory.SharedMemory"})
+
+    return {module for module, text in texts.items() if any(map(starts, ast.walk(_python(text))))}
+
+
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 

@@ -82,6 +82,13 @@ NAME_OPS: Final = {
 }
 """Modules outside `KNOW_OPS` in which the name of an op stands as a string, and why."""
 
+START_PYTHON: Final = {
+    "aspen_mp.control.wire.python": "the one way",
+    "aspen_mp.bench.examples.pipeline": "an example for users, who start processes by multiprocessing",
+    "aspen_mp.bench.examples.shared": "an example for users, who call the command and multiprocessing",
+}
+"""Modules that start a Python by its path, by `-m` or by multiprocessing, and why."""
+
 CLOCKS: Final = {
     *("monotonic", "perf_counter", "process_time", "thread_time", "time"),
     *("monotonic_ns", "perf_counter_ns", "process_time_ns", "thread_time_ns", "time_ns"),
@@ -137,6 +144,10 @@ RULES: Final = [
     Rule(
         f"no test asserts on how long something takes; {_exceptions(COMPARE_DURATIONS)}",
         "test_tests_do_not_assert_on_time",
+    ),
+    Rule(
+        f"children of Python are started by {_short('aspen_mp.control.wire.python')}; {_exceptions(START_PYTHON)}",
+        "test_children_are_started_one_way",
     ),
     Rule("`import aspen_mp` loads neither numpy nor onnx, nor anything else of size", "test_import_is_light"),
     Rule(

@@ -27,6 +27,7 @@ from house import (
     out_of_order,
     packages,
     sources,
+    start_python,
     timed,
     unlisted,
     within,
@@ -206,6 +207,21 @@ def test_tests_do_not_assert_on_time() -> None:
     assert not timed({"m": "def f():\n    end = time.monotonic() + 60\n    assert time.monotonic() < end, 'watchdog'\n"}, rules.CLOCKS)
 
 
+def test_children_are_started_one_way() -> None:
+    hold(start_python(sources()), rules.START_PYTHON, "commands come from control/wire/python.py")
+    for planted in (
+        "subprocess.run([sys.executable, '-c', code])",
+        "from sys import executable",
+        "os.posix_spawn(sys._base_executable, command, os.environ)",
+        "command = [find_python(), '-m', 'aspen_mp.cli']",
+        "import multiprocessing",
+        "from multiprocessing import get_context",
+        "def f():\n    from concurrent.futures import ProcessPoolExecutor",
+    ):
+        assert start_python({"aspen_mp.cli.launch": f"import sys\n{planted}\n"}), planted
+    assert not start_python({"m": "from multiprocessing.shared_memory import SharedMemory\nimport sys\nsys.exit('-c')\n"})
+
+
 def test_import_is_light() -> None:
     code = "import sys, aspen_mp; print(' '.join(m for m in sys.modules if '.' not in m))"
     loaded = set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
@@ -231,5 +247,5 @@ def test_every_exception_has_its_reason() -> None:
         with pytest.raises(AssertionError, match=r"m\.f"):
             hold(found, exceptions, "a rule")
     hold({"m.f"}, {"m.f": "a table"}, "a rule")
-    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS, rules.COMPARE_DURATIONS):
+    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS, rules.START_PYTHON, rules.COMPARE_DURATIONS):
         assert all(reason and "\n" not in reason for reason in table.values())

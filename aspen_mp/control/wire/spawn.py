@@ -1,7 +1,6 @@
 """Starts the planner process and the worker processes: posix_spawn with an explicit list of descriptors, in a session of their own.
 
-A child sees its standard streams, descriptor 3 (its socket) and nothing else of ours, whatever the parent has open or closed. It looks for
-modules where the parent does.
+A child sees its standard streams, descriptor 3 (its socket) and nothing else of ours, whatever the parent has open or closed.
 """
 
 from __future__ import annotations
@@ -9,17 +8,15 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
+from aspen_mp.control.wire import python
 from aspen_mp.shm.scarcity import OPENING
 
 SOCKET_FD = 3
 SCARCE = os.EX_TEMPFAIL
 """What a child ends with that has not got far enough to say what it lacks: descriptors or memory, even to be imported."""
-_CODE = f"""import sys
-sys.path[:] = {{path!r}}
+_CODE = f"""
 try:
     from {{module}} import main
 except MemoryError:
@@ -36,8 +33,7 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
 
     `session` puts it in a session of its own, out of reach of the terminal's Ctrl-C.
     """
-    code = _CODE.format(path=_folders(), module=module)
-    command = [sys.executable, "-P", "-c", code, *arguments]
+    command = python.running(_CODE.format(module=module), module, *arguments)
     # Above all the numbers that the child's streams and its socket get: one of theirs would be overwritten before it is copied (a daemon
     # that has closed its streams has sockets there), and dup2 of a descriptor onto itself leaves close-on-exec set.
     source = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, SOCKET_FD + 1)
@@ -45,18 +41,9 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
     actions += [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2) if not _inherited(stream)]
     actions.append((os.POSIX_SPAWN_DUP2, source, SOCKET_FD))
     try:
-        return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=session, setsigmask=[])
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=session, setsigmask=[])
     finally:
         os.close(source)
-
-
-def _folders() -> list[str]:
-    """Where modules are looked for. Those relative to a working directory that has been removed lead nowhere."""
-    folders = []
-    for folder in sys.path:
-        with suppress(FileNotFoundError):
-            folders.append(os.path.abspath(folder))
-    return folders
 
 
 def _inherited(stream: int) -> bool:
