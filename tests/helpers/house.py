@@ -108,7 +108,9 @@ def start_python(texts: Mapping[str, str]) -> set[str]:
                 taken = {name.name for name in names}
             case _:
                 return False
-        foreign = {each for each in taken if each.startswith(("multiprocessing", "concurrent.futures.process", "concurrent.futures.Process"))}
+        foreign = {
+            each for each in taken if each.startswith(("multiprocessing", "concurrent.futures.process", "concurrent.futures.Process"))
+        }
         return bool(taken & {"sys.executable", "sys._base_executable"} or foreign - {"multiprocessing.shared_memory.SharedMemory"})
 
     return {module for module, text in texts.items() if any(map(starts, ast.walk(_python(text))))}

@@ -43,8 +43,8 @@ def search_path() -> list[str]:
     here = program = ""
     with suppress(FileNotFoundError):
         here = os.getcwd()
-    with suppress(AttributeError, TypeError, FileNotFoundError):  # an interactive Python has no file
-        program = os.path.dirname(os.path.realpath(sys.modules["__main__"].__file__))  # type: ignore[arg-type]
+    with suppress(AttributeError, FileNotFoundError):  # an interactive Python has no file
+        program = os.path.dirname(os.path.realpath(os.fspath(sys.modules["__main__"].__file__ or "")))
     first: list[str] = []
     last: list[str] = []
     for each in sys.path:
