@@ -276,4 +276,5 @@ def _listening_at(path: Path) -> Iterator[socket.socket]:
             sock.listen(2048)
             yield sock
         finally:
-            path.unlink(missing_ok=True)
+            if sock.fileno() >= 0:  # otherwise the server has ended it, and the path may be another's by now
+                path.unlink(missing_ok=True)

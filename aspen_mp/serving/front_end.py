@@ -21,7 +21,7 @@ import uvicorn
 
 import aspen_mp
 from aspen_mp.serving.access.access_log import AccessLog
-from aspen_mp.serving.access.connections import LimitedConnection
+from aspen_mp.serving.access.ending import EndingConnection, EndingServer
 from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.http import application
@@ -101,7 +101,7 @@ class FrontEnd:
         self._loaded = asyncio.Event()
         self._listens = asyncio.Event()
         self._finish = asyncio.Event()
-        LimitedConnection.limits = settings.limits
+        EndingConnection.limits = settings.limits
         self._budget = Budget(settings.limits.pending)
         self._supervised = self if settings.repository else None
         self._log = AccessLog(sys.stderr) if settings.access_log else None
@@ -119,10 +119,10 @@ class FrontEnd:
             telemetry=self._telemetry,
             triton_names=settings.triton_names,
         )
-        self._server = uvicorn.Server(
+        self._server = EndingServer(
             uvicorn.Config(
                 app,
-                http=LimitedConnection,
+                http=EndingConnection,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -177,7 +177,7 @@ class FrontEnd:
 
     @contextlib.asynccontextmanager
     async def _memory(self) -> AsyncIterator[None]:
-        """Lets clients share memory, until the supervisor says that it is enough."""
+        """Lets clients share memory, until the server ends."""
         if self._settings.memory is None:
             yield
             return
@@ -185,12 +185,11 @@ class FrontEnd:
         sock = socket.socket(fileno=self._settings.memory)
         listener = MemoryListener(sock, self._settings.limits, lambda: {"config": config, "server_state": state})
         listener.start()
-
-        async def stop() -> None:
-            listener.stop()
-
-        async with self._ended_by(stop):
+        self._server.beside.append(listener.stop)
+        try:
             yield
+        finally:
+            await listener.stop()
 
     @contextlib.asynccontextmanager
     async def _ended_by(self, stop: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
@@ -225,7 +224,8 @@ class FrontEnd:
         self._shelf.tell()
         self._server.should_exit = True
         self._finish.set()
-        self._loaded.set()
+        # One that still loads answers what others leave, once it can. If it cannot, it ends with the grace period.
+        asyncio.get_running_loop().call_later(self._settings.grace_s, self._loaded.set)
 
     async def _apply_catalogues(self) -> None:
         """Of several catalogues that come while one is applied only the last one counts."""

@@ -17,6 +17,7 @@ import msgspec
 
 import aspen_mp
 from aspen_mp.control.wire import python
+from aspen_mp.serving.access.ending import refuse
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.front_end import ENVIRONMENT, Settings
 from aspen_mp.serving.keeper import Keeper, unload
@@ -373,9 +374,14 @@ class Supervisor:
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have
+        listeners = [*self._sockets, *([] if self._memory is None else [self._memory])]
+        for listener in listeners:
+            refuse(listener)
         processes = [each.process for each in self._front_ends]
         for each in self._front_ends:
             each.channel.send(Finish())
+        for listener in listeners:
+            listener.close()  # front ends close theirs once nobody waits there
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         if waits:
             _, late = await asyncio.wait(waits, timeout=self._options.grace_s + LATE_S)

@@ -44,7 +44,8 @@ def search_path() -> list[str]:
     with suppress(FileNotFoundError):
         here = os.getcwd()
     with suppress(AttributeError, FileNotFoundError):  # an interactive Python has no file
-        program = os.path.dirname(os.path.realpath(os.fspath(sys.modules["__main__"].__file__ or "")))
+        file = sys.modules["__main__"].__file__
+        program = os.path.dirname(os.path.realpath(file)) if file else ""
     first: list[str] = []
     last: list[str] = []
     for each in sys.path:

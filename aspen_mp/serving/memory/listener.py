@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from aspen_mp.serving.access.connections import LimitedConnection
+from aspen_mp.serving.access.ending import LAST_S, EndingConnection, accept_all
 from aspen_mp.serving.http import REGIONS
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.handshake import answered
@@ -20,7 +20,7 @@ PAUSE_S: Final = 1.0
 _ADVICE: Final = "Name one that this connection has registered"
 
 
-class MemoryConnection(LimitedConnection):
+class MemoryConnection(EndingConnection):
     """A connection over HTTP that names regions of its own. It may be idle for any time: it stands for memory that is shared."""
 
     def __init__(self, regions: Regions, closed: Callable[[], None], **more: Any) -> None:
@@ -55,12 +55,19 @@ class Listener:
         self._sock.setblocking(False)
         self._listen()
 
-    def stop(self) -> None:
-        """Accepts nothing more. Connections that speak HTTP are uvicorn's to end."""
+    async def stop(self) -> None:
+        """Takes on who waits to be accepted, and accepts nothing more. Connections that speak HTTP are uvicorn's to end."""
+        if self._sock.fileno() < 0:
+            return
         asyncio.get_running_loop().remove_reader(self._sock)
-        for task in list(self._tasks):
-            task.cancel()
+        for sock in accept_all(self._sock):
+            self._take_on(sock)
         self._sock.close()
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=LAST_S)
+        for task in tasks:
+            task.cancel()
 
     def _listen(self) -> None:
         if self._sock.fileno() >= 0:
@@ -76,8 +83,11 @@ class Listener:
             loop.remove_reader(self._sock)
             loop.call_later(PAUSE_S, self._listen)
             return
+        self._take_on(sock)
+
+    def _take_on(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        task = loop.create_task(self._greet(sock))
+        task = asyncio.get_running_loop().create_task(self._greet(sock))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
