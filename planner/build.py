@@ -37,7 +37,7 @@ from aspen_mp.planner.tiling.joins import Edges, finish
 from aspen_mp.planner.tiling.policy import choose_grids
 from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks, memory_depths
 from aspen_mp.planner.tiling.search import Found, latency, search
-from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
+from aspen_mp.shm.errors import ResourceLimitError, TooLarge, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
 R = TypeVar("R")
@@ -322,7 +322,7 @@ class _Writer:
             raise UnsupportedModelError(f"{t.name} has {len(shape)} axes, and at most {LIMITS['rank']} are supported")
         elements = prod(shape) or prod([max(d, 1) for d in shape])  # though it be empty
         if max(shape, default=0) >= LONGEST_AXIS or elements * item_bytes(t) > MAX_SEGMENT:
-            raise ResourceLimitError(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long. Split it")
+            raise TooLarge(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long. Split it")
         code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
         if code is None:
             raise UnsupportedModelError(f"{t.name} has dtype {t.dtype}, which is not supported")

@@ -23,6 +23,10 @@ class ResourceLimitError(AspenError):
     """Memory, shared memory or a table is too small; the message gives what is needed, what there is, and how to raise the limit."""
 
 
+class TooLarge(ResourceLimitError):
+    """One array is larger than this machine could ever hold: to try again does not help. Users know it as `ResourceLimitError`."""
+
+
 class ExternalDataError(AspenError):
     """A tensor's external data file is missing, outside the model's folder, or does not fit the tensor."""
 

@@ -108,6 +108,7 @@ FULL: Final = {
             "crash/outages/test_retry.py::test_a_request_that_ends_runtimes_fails",
             *(f"crash/storm/test_crash_points.py::test_{name}" for name in ("every_point_with_every_signal", "two_points_at_once")),
             "unit/control/wire/test_python_of_children.py::test_a_runtime_where_the_executable_is_no_python",
+            "serving/test_serving_endings.py::test_nothing_sent_before_sigterm_is_lost_under_load",
             "unit/control/wire/test_python_of_children.py::test_an_embedded_interpreter",
         ),
         _RARE,

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from aspen_mp import errors
 from aspen_mp.errors import AspenError
 from aspen_mp.shm.words import count
 
@@ -109,7 +110,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 def fail(error: Exception, *, as_json: bool = False) -> None:
     """Shows an error. One that is not ours is named with its type, since that is what a report needs."""
     ours = isinstance(error, (AspenError, OSError))
-    kind = type(error).__name__
+    kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in errors.__all__), type(error).__name__)
     text = str(error) or kind
     if as_json:
         with contextlib.suppress(OSError):  # standard output may be what has failed

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import typer
 
 from aspen_mp.cli import options, output, sources
-from aspen_mp.errors import AspenError
+from aspen_mp.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
@@ -187,7 +187,10 @@ def feeds_for(
                 f"input {i.name!r} is {a(i.kind)}, for which there are no random values. Give it with --input", param_hint="--random"
             )
         dims = sources.bind_shape(i.name, i.shape, shapes, batch, seq)
-        feeds[i.name] = sources.random_array(i.name, i.dtype, dims, limits.get(i.name), rng)
+        try:
+            feeds[i.name] = sources.random_array(i.name, i.dtype, dims, limits.get(i.name), rng)
+        except (MemoryError, ValueError, OverflowError):
+            raise ResourceLimitError(f"there is no memory for random values of input {i.name!r}, shape {list(dims)}") from None
     return {key: feeds[key] for key in names if key in feeds}
 
 

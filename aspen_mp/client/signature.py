@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
-from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.errors import RequestError, TooLarge
 from aspen_mp.shm.words import a, nearest
+
+_MOST_EXTENT: Final = (1 << 63) - 1
+"""Largest extent of an axis in ONNX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,10 @@ class Signature:
                 try:
                     arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), shape)
                 except (ValueError, OverflowError):
-                    raise ValueError(f"model {self.model!r}: input {info.name!r} cannot have shape {shape}") from None
+                    if max(shape) > _MOST_EXTENT:
+                        raise ValueError(f"model {self.model!r}: input {info.name!r} cannot have shape {shape}") from None
+                    needed = math.prod(shape) * info.dtype.itemsize
+                    raise TooLarge(f"model {self.model!r}: input {info.name!r} of shape {shape} needs {needed} bytes") from None
             elif not info.optional:
                 self.check_names(shapes)
                 raise RequestError(f"model {self.model!r}: no shape is given for input {info.name!r}. Give one for each input")

@@ -21,6 +21,7 @@ import pytest
 import serving_tools as tools
 from serving_tools import WATCHDOG_S
 
+import aspen_mp
 from aspen_mp.serving.access.ending import refuse
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
@@ -120,17 +121,20 @@ def test_requests_in_queues_are_answered(seed: int, model: Path) -> None:
             process.resume()
         for k, each in enumerate(senders):
             assert each.answer() == (200, True), (k, len(senders), each in known)
+            each.close()
         assert server.process.wait(WATCHDOG_S) == 0
         with pytest.raises(ConnectionRefusedError):
             Sender(server, "").connect()
         assert not (model / "socket").exists()
 
 
-def trial(model: Path, seed: int) -> tuple[int, list[str]]:
+def trial(model: Path, name: str, seed: int) -> tuple[int, list[str]]:
     """Clients that send again and again, and SIGTERM at a drawn moment. How many requests were on their way then, and what was lost."""
     drawn = random.Random(seed)
     path = model / f"socket-{seed}"
-    with tools.serving(model, model, "--http-workers", str(1 + seed % 2), "--unix-socket", str(path)) as server:
+    with tools.serving(
+        model, model, "--name", name, "--http-workers", str(1 + seed % 2), "--unix-socket", str(path), workers=None
+    ) as server:
         lock, over = threading.Lock(), threading.Event()
         lost: list[str] = []
         before: set[Sender] = set()
@@ -179,8 +183,8 @@ def trial(model: Path, seed: int) -> tuple[int, list[str]]:
 
 
 def test_nothing_sent_before_sigterm_is_lost_under_load(model: Path) -> None:
-    with busy():
-        found = [trial(model, seed) for seed in range(TRIALS)]
+    with busy(), aspen_mp.Runtime(workers=1, name="outlives-its-servers") as runtime:
+        found = [trial(model, runtime.name, seed) for seed in range(TRIALS)]
     assert not [each for each in found if each[1]]
     assert sum(n for n, _ in found)
 

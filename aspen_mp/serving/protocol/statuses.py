@@ -21,6 +21,7 @@ from aspen_mp.shm.errors import (
     ResourceLimitError,
     RuntimeLost,
     RuntimeNotFound,
+    TooLarge,
     UnsupportedModelError,
 )
 
@@ -50,6 +51,7 @@ TABLE: Final[list[tuple[type[BaseException], Answered]]] = [
     (RequestError, Answered(400)),
     (RuntimeLost, Answered(503, 1)),
     (RuntimeNotFound, Answered(503, 1)),
+    (TooLarge, Answered(413)),
     (ResourceLimitError, Answered(503, 5)),
     (ModelParseError, Answered(400)),
     (ModelInvalidError, Answered(400)),

@@ -24,7 +24,7 @@ from aspen_mp.planner.frontends.check import domain_of, inference_opset, name_of
 from aspen_mp.planner.frontends.classical import result_types
 from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Shape, Tensor
-from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
+from aspen_mp.shm.errors import ModelInvalidError, TooLarge, UnsupportedModelError
 
 _COMPARED = 256  # so many bytes of the model's constants are compared
 _HINT = 8192  # values of more bytes never decide shapes
@@ -167,6 +167,8 @@ class Inference:
             if not found.has_type_and_shape_inference_function or entry.nested:
                 return None
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
+            if "overflow" in str(error):
+                raise TooLarge(f"{name_of(proto)}: with inputs {shapes}, the shape of an output is too large for ONNX: {error}") from None
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
         if proto.op_type == "Attention" and domain == "":
             result.update(_presents(entry, inputs))
@@ -217,7 +219,7 @@ class Inference:
         for name, (dtype, shape) in types.items():
             nbytes = prod(shape) * max(dtype.itemsize, 1)
             if nbytes > self._limit:
-                raise ResourceLimitError(
+                raise TooLarge(
                     f"{name_of(entry.proto)}: output {name!r} of shape {list(shape)} needs {nbytes} bytes; "
                     f"the limit is {self._limit}, four times this machine's memory"
                 )

@@ -16,7 +16,7 @@ from process_tools import without_workers
 
 import aspen_mp
 from aspen_mp.control.wire import protocol
-from aspen_mp.errors import ProtocolError, RequestError, RequestTimeout
+from aspen_mp.errors import ProtocolError, RequestError, RequestTimeout, ResourceLimitError
 
 X = np.ones((4, 16), np.float32)
 MLP = small_models.mlp("n")
@@ -255,6 +255,8 @@ def test_shapes_of_buffers(mlp: aspen_mp.Model) -> None:
         with pytest.raises(TypeError, match="shapes must be a dict"):
             prepare([(4, 16)])  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="cannot have shape"):
+            prepare({"x": (1 << 63, 16)})
+        with pytest.raises(ResourceLimitError, match=f"needs {1 << 67} bytes"):
             prepare({"x": (1 << 61, 16)})
 
 
