@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aspen_mp.control.planning import plan_cache
 from aspen_mp.control.pool.core_leases import Leases, folder
 from aspen_mp.workers import topology
 
@@ -311,6 +312,9 @@ def _findings(report: dict[str, Any]) -> list[dict[str, str]]:
         )
     if not memory["segment_huge_pages"]:
         add("note", "the kernel gives shared memory no huge pages (Linux 6.1 can): large weights cost more address translation")
+    folder = report["cache"]["folder"]
+    if folder and (why := plan_cache.trouble(folder)):
+        add("note", f"the plan cache {folder} cannot be used: {why}", "set ASPEN_MP_CACHE to another folder, or to off")
     if report["stale"]["runtimes"] or report["stale"]["segments"]:
         add("note", "dead runtimes have left files behind", "aspen-mp doctor --clean")
     return found

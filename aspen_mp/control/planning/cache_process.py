@@ -13,14 +13,13 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from aspen_mp.control.planning.plan_cache import WRITER_S, Cache, Known, WeightFile
+from aspen_mp.control.planning.plan_cache import WRITER_S, Cache, Known, WeightFile, warn
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.forked import fork
 from aspen_mp.shm.scarcity import reason
@@ -65,7 +64,7 @@ class WriterProcess:
             pid = fork(lambda: serve(cache, theirs), "aspen-cache", keep={theirs.fileno()}, outlives=True)
         except OSError as error:
             ours.close()
-            _warn(f"plans are not kept: {reason(error)}")
+            warn(f"plans are not kept: {reason(error)}")
             return None
         finally:
             theirs.close()
@@ -92,13 +91,21 @@ class WriterProcess:
         """Print what the process could not write, and why."""
         with suppress(OSError):
             while text := self._sock.recv(_MOST_TEXT, socket.MSG_DONTWAIT):
-                _warn(text.decode(errors="replace"))
+                warn(text.decode(errors="replace"))
 
 
 def serve(cache: Cache, sock: socket.socket) -> int:
     """The process's main function."""
     os.nice(19)
     _let_go_of_streams()
+
+    def say(text: str) -> bool:
+        """The child prints it, if it is still there."""
+        with suppress(OSError):
+            return bool(sock.send(text.encode()[:_MOST_TEXT], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL))
+        return False
+
+    cache.say = say
     poll, hung_up = select.poll(), False
     poll.register(sock, 0)
     while True:
@@ -114,8 +121,7 @@ def serve(cache: Cache, sock: socket.socket) -> int:
                     file.seek(0)
                     write(cache, msgspec.msgpack.decode(file.read(), type=Kept), fds[1:])
         except OSError as error:
-            with suppress(OSError):
-                sock.send(reason(error).encode()[:_MOST_TEXT], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            cache.warn_once(reason(error))
         finally:
             protocol.close_all(fds)
         if not hung_up:
@@ -142,8 +148,3 @@ def _let_go_of_streams() -> None:
         os.dup2(nothing, stream)
     if nothing > 2:
         os.close(nothing)
-
-
-def _warn(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody may read it any more
-        print(f"aspen-mp: warning: plan cache: {text}", file=sys.stderr, flush=True)

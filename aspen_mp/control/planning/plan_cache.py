@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import stat
 import sys
@@ -44,6 +45,10 @@ from aspen_mp.shm.scarcity import is_scarce
 SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
 _MAX_ENTRY: Final = 64 << 20
+_MAX_PLAN: Final = 1 << 20
+"""Bytes of a large plan. A disk that has fewer is full."""
+_ADVICE: Final = "Set ASPEN_MP_CACHE to another folder, or to off"
+_NO_ROOM: Final = "the disk is full"
 _DIGEST: Final = hashlib.sha256().digest_size
 _PIECE: Final = 1 << 20
 _TEMPORARY: Final = ".tmp"
@@ -168,6 +173,9 @@ class Cache:
         self._limit = limit
         self._boot = _boot()
         self._trusted: set[Stamp] = set()
+        self._warned = mmap.mmap(-1, 1)
+        self.say: Callable[[str], bool] = warn
+        """Tells the user; False where nobody can be told."""
         self.build = build()
         os.makedirs(path, mode=0o700, exist_ok=True)
         for kind in _KINDS:
@@ -180,13 +188,21 @@ class Cache:
             return None
         try:
             cache = cls(path, limit)
-            info = os.stat(path)
-            if info.st_uid != os.getuid() or info.st_mode & 0o022:
-                raise PermissionError(0, "others can write to it")
         except OSError as error:
-            _warn(f"{path!r} cannot be used: {error.strerror}")
+            warn(f"{path!r} cannot be used: {trouble(path) or error.strerror}. {_ADVICE}")
             return None
+        info = os.stat(path)
+        if why := _distrust(info):
+            warn(f"{path!r} cannot be used: {why}. {_ADVICE}")
+            return None
+        if why := trouble(path):  # it can be read all the same
+            cache.warn_once(why)
         return cache
+
+    def warn_once(self, why: str) -> None:
+        """Say why nothing can be written, unless this runtime has said so: processes forked from this one share what has been said."""
+        if not self._warned[0]:
+            self._warned[0] = self.say(f"{self._path!r} cannot be written to: {why}. {_ADVICE}")
 
     # ---- reading
 
@@ -317,7 +333,7 @@ class Cache:
         return None
 
     def _discard(self, name: str, why: str) -> None:
-        _warn(f"{name!r} is ignored and removed: {why}")
+        warn(f"{name!r} is ignored and removed: {why}")
         with contextlib.suppress(OSError):
             os.unlink(name)
 
@@ -374,11 +390,12 @@ class Cache:
 
     def room(self, nbytes: int) -> bool:
         """Whether so many bytes may come in: not over the limit, and at most a quarter of what the disk has free."""
-        try:
-            disk = os.statvfs(self._path)
-        except OSError:
+        if nbytes > self._limit:
             return False
-        return nbytes <= self._limit and nbytes <= disk.f_bavail * disk.f_frsize // 4
+        there = _has_room(self._path, 4 * nbytes)
+        if not there:
+            self.warn_once(_NO_ROOM)
+        return there
 
     def trim(self, coming: int = 0) -> None:
         """Removes what was used longest ago until there is room for `coming` bytes more, and what interrupted writers have left."""
@@ -405,6 +422,41 @@ class Cache:
 
     def _at(self, kind: str, name: str) -> str:
         return os.path.join(self._path, kind, name)
+
+
+def trouble(path: str) -> str:
+    """Why a folder cannot be the plan cache, or cannot be written to; empty if it can. Nothing is made or written."""
+    try:
+        info = os.stat(path)
+    except FileNotFoundError:
+        parent = os.path.dirname(os.path.abspath(path))
+        if os.path.exists(parent):
+            return "" if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) else f"it cannot be made in {parent}"
+        return trouble(parent)
+    except OSError as error:
+        return error.strerror or str(error)
+    if why := _distrust(info):
+        return why
+    for folder in (path, *(os.path.join(path, kind) for kind in _KINDS)):
+        if os.path.exists(folder) and not (os.path.isdir(folder) and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+            return f"{folder} is not a folder that can be read and written"
+    return "" if _has_room(path) else _NO_ROOM
+
+
+def _distrust(info: os.stat_result) -> str:
+    if not stat.S_ISDIR(info.st_mode):
+        return "it is not a folder"
+    if info.st_uid != os.getuid():
+        return f"it belongs to user {info.st_uid}"
+    return "others can write to it" if info.st_mode & 0o022 else ""
+
+
+def _has_room(path: str, nbytes: int = _MAX_PLAN) -> bool:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return nbytes <= disk.f_bavail * disk.f_frsize
 
 
 def _touch(name: str) -> None:
@@ -435,6 +487,10 @@ def _boot() -> str:
         return os.urandom(16).hex()
 
 
-def _warn(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+def warn(text: str) -> bool:
+    """Print a warning. Return False where nobody reads it any more."""
+    try:
         print(f"aspen-mp: warning: plan cache: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return False
+    return True

@@ -203,7 +203,7 @@ def test_switched_off_or_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").touch()
     monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path / "file"))
     run(path)
-    assert "cannot be used" in capfd.readouterr().err
+    assert "it is not a folder" in capfd.readouterr().err
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

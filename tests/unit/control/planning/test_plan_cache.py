@@ -366,3 +366,61 @@ def test_what_cannot_be_written_is_told(
     os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
     assert "No such file or directory" in capsys.readouterr().err
     assert [Path(name).stem for name, _ in store.files()] == ["key2"]
+
+
+def unusable(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str, bool]:
+    """A folder that cannot be a plan cache, part of the reason, and whether what lies there can be read all the same."""
+    path = tmp_path / "cache"
+    if kind in {"file", "below a file"}:
+        path.touch()
+        return (path, "not a folder", False) if kind == "file" else (path / "sub", "", False)
+    plan_cache.Cache(str(path), 1 << 20)
+    if kind == "others write":
+        path.chmod(0o777)
+        return path, "others can write", False
+    if kind == "of another user":
+        monkeypatch.setattr(plan_cache.os, "getuid", lambda: path.stat().st_uid + 1)
+        return path, f"belongs to user {path.stat().st_uid}", False
+    if kind == "full":
+        space = os.statvfs(path)
+        monkeypatch.setattr(plan_cache.os, "statvfs", lambda _: os.statvfs_result([*space[:4], 1, *space[5:]]))
+        return path, "the disk is full", True
+    access = os.access
+    monkeypatch.setattr(plan_cache.os, "access", lambda where, mode: not mode & os.W_OK and access(where, mode))  # as root may do anything
+    return path, "read and written", True
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "others write", "of another user", "full", "not writable"])
+def test_folders_that_cannot_be_used(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """The reason is said once, by this process and all that it forks; `aspen-mp doctor` says it, too."""
+    path, why, readable = unusable(tmp_path, kind, monkeypatch)
+    found = plan_cache.Cache.open(str(path), 1 << 20)
+    assert (found is not None) == readable
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            if found is not None:
+                found.warn_once("a later write fails")
+                found.room(1 << 12)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert why in said[0]
+    assert "ASPEN_MP_CACHE" in said[0]
+    assert plan_cache.trouble(str(path))
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(path))
+    from aspen_mp.tools import doctor
+
+    findings = [each["text"] for each in doctor.examine()["findings"] if "plan cache" in each["text"]]
+    assert len(findings) == 1
+    assert str(path) in findings[0]
+
+
+def test_a_folder_that_is_not_there_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "a", tmp_path / "b" / "c" / "d"):
+        assert not plan_cache.trouble(str(path))
+        assert plan_cache.Cache.open(str(path), 1 << 20) is not None
+        assert not plan_cache.trouble(str(path))
+    assert not capfd.readouterr().err
