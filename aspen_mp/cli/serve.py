@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -96,7 +95,7 @@ def serve(
     if name is not None and workers is not None:
         raise typer.BadParameter("a runtime that runs has its workers. Leave it out, or --name", param_hint="--workers")
     from aspen_mp.cli import metrics as endpoint
-    from aspen_mp.serving.access import tokens
+    from aspen_mp.serving.access import strangers, tokens
     from aspen_mp.serving.limits import Limits
     from aspen_mp.serving.supervisor import Options
 
@@ -119,8 +118,9 @@ def serve(
         key=None if key is None else str(key.resolve()),
     )
     with contextlib.ExitStack() as stack:
-        repositories, files = _found(models, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-serve-"))))
+        repositories, files = _found(models, stack)
         listening = stack.enter_context(_listening(host, port))
+        strangers.warn(listening.getsockname()[0], token_file, tls=certificate is not None)
         at = [f"{'http' if certificate is None else 'https'}://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
         sockets = [listening]
         memory = None
@@ -223,12 +223,14 @@ def _runtime(name: str | None, workers: int | None) -> Runtime:
     return aspen_mp.Runtime(workers, name=f"serve-{os.getpid()}", retry=True, log="warning")
 
 
-def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
-    """Repositories, and models by themselves. Those without a file get one in `scratch`: every front end reads it."""
+def _found(models: list[str], stack: contextlib.ExitStack) -> tuple[list[Path], list[Found]]:
+    """Repositories, and models by themselves. Those without a file get one until `stack` ends: every front end reads it."""
     import onnx
 
-    from aspen_mp.serving.repository import disk
+    from aspen_mp.serving.repository import disk, scratch
 
+    scratch.clean()
+    drafts: Path | None = None
     repositories: list[Path] = []
     files: dict[str, Found] = {}
     for text in models:
@@ -241,8 +243,11 @@ def _found(models: list[str], scratch: Path) -> tuple[list[Path], list[Found]]:
             raise typer.BadParameter(f"{label!r} cannot be the name of a model: {why}")
         if label in files:
             raise typer.BadParameter(f"two models have the name {label!r}. Put them into a repository under other names")
-        path = Path(source.model) if isinstance(source.model, str) else scratch / f"{label}.onnx"
-        if not isinstance(source.model, str):
+        if isinstance(source.model, str):
+            path = Path(source.model)
+        else:
+            drafts = drafts or stack.enter_context(scratch.folder())
+            path = drafts / f"{label}.onnx"
             onnx.save(source.model, path)
         files[label] = disk.single(label, path)
     return repositories, list(files.values())

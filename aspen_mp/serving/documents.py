@@ -127,8 +127,8 @@ def index(shelf: Shelf) -> list[dict[str, str]]:
     ]
 
 
-def readiness(shelf: Shelf) -> dict[str, Any]:
-    """`GET /v2/health/ready`: whether requests are served, and what is not although it should be."""
+def readiness(shelf: Shelf, *, in_full: bool = True) -> dict[str, Any]:
+    """`GET /v2/health/ready`: whether requests are served and, `in_full`, which models are not although they should be."""
     reasons = [f"{each.name}/{each.version}: {each.reason}" if each.version else f"{each.name}: {each.reason}" for each in shelf.unserved]
     absent = shelf.absent or ("the server stops" if shelf.closing else "")
-    return {"ready": not absent, **({"reason": absent} if absent else {}), **({"unserved": reasons} if reasons else {})}
+    return {"ready": not absent, **({"reason": absent} if absent else {}), **({"unserved": reasons} if reasons and in_full else {})}

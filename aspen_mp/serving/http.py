@@ -210,8 +210,9 @@ class InferFirst:
 class Routes:
     """The handlers, with what they speak of."""
 
-    def __init__(self, shelf: Shelf, supervised: Supervised | None, *, named: bool, triton_names: bool) -> None:
+    def __init__(self, shelf: Shelf, tokens: Tokens, supervised: Supervised | None, *, named: bool, triton_names: bool) -> None:
         self._shelf = shelf
+        self._tokens = tokens
         self._supervised = supervised
         self._named = named
         self._triton_names = triton_names
@@ -223,7 +224,9 @@ class Routes:
         return _json({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        document = documents.readiness(self._shelf)
+        # Probes have no token. Reasons hold names of models and of files.
+        known = self._tokens.knows(request.headers.get("authorization", ""))
+        document = documents.readiness(self._shelf, in_full=known)
         return _json(document, 200 if document["ready"] else 503, None if document["ready"] else {"retry-after": "1"})
 
     async def model(self, request: Request) -> Response:
@@ -294,7 +297,7 @@ def application(
 ) -> ASGIApp:
     """The application of a front end. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may
     not. `telemetry`: who is told of requests. `triton_names`: whether metrics have Triton's names, too."""
-    routes = Routes(shelf, supervised, named=named is not None, triton_names=triton_names)
+    routes = Routes(shelf, tokens, supervised, named=named is not None, triton_names=triton_names)
     infer = Infer(shelf, limits, budget, named)
     found: list[Route] = []
 

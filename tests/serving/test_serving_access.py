@@ -12,7 +12,7 @@ import pytest
 import serving_tools as tools
 import small_models
 
-from aspen_mp.serving.access import tokens
+from aspen_mp.serving.access import strangers, tokens
 from aspen_mp.shm.errors import ConfigError
 
 TOKEN = "0123456789abcdef0123"
@@ -45,6 +45,52 @@ def test_tokens_are_asked_for(models: Path) -> None:
                 assert "wants a token" in said["error"]
         assert client.ask("/v2/models/mlp", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
         assert client.ask("/v2", headers={"Authorization": "bearer another-token-0123456789"})[0] == 200
+
+
+def test_readiness_hides_reasons_from_those_without_a_token(models: Path) -> None:
+    """What strangers are told of a model that cannot be served: nothing of its name, its file, or why."""
+    tools.save(models, "secret-model", 1, small_models.mlp("n"))
+    (models / "secret-model" / "1" / "model.onnx").write_bytes(b"no model")
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    for options in ([], ["--token-file", models.parent / "tokens"]):
+        with tools.serving(models, models, *options) as server, tools.client(server.address) as client:
+            for sent in ({}, {"Authorization": "Bearer wrong-token-0123456789"}, {"Authorization": "Basic"}, {"Authorization": ""}):
+                status, _, said = client.ask("/v2/health/ready", headers=sent)
+                assert status == 200
+                assert (said == {"ready": True}) == bool(options)
+            assert "secret-model" in client.ask("/v2/health/ready", headers=known)[2]["unserved"][0]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "0.0.0.0", "::", "192.0.2.7", "fe80::1%lo"])
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("mode", [None, 0o600, 0o400, 0o640, 0o604, 0o700])
+def test_warnings_at_the_start(address: str, mode: int | None, tls: bool, tmp_path: Path) -> None:
+    """One for each thing that is open, and none besides."""
+    file = None
+    if mode is not None:
+        file = tmp_path / "tokens"
+        file.touch()
+        file.chmod(mode)
+    near = address.startswith("127.") or address == "::1"
+    expected = {
+        "everybody who reaches": not near and file is None,
+        "unencrypted": not near and file is not None and not tls,
+        "others may read": mode in {0o640, 0o604},
+    }
+    found = strangers.warnings(address, file, tls=tls)
+    assert sorted(said for said in expected if any(said in each for each in found)) == sorted(k for k, there in expected.items() if there)
+    assert len(found) == sum(expected.values())
+
+
+def test_warnings_are_said_once(models: Path) -> None:
+    (models.parent / "tokens").chmod(0o644)
+    for options, said in ((["--host", "0.0.0.0"], "everybody"), (["--token-file", models.parent / "tokens"], "chmod 600"), ([], "")):
+        with tools.serving(models, models, "--http-workers", "2", *options) as server:
+            assert server.stop() == 0
+        server.close()
+        warned = [line for line in server.log if "warning" in line]
+        assert len(warned) == bool(said)
+        assert all(said in line for line in warned)
 
 
 def test_tls_and_tokens_over_grpc(models: Path) -> None:

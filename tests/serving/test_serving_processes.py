@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import serving_tools as tools
 import small_models
 
+from aspen_mp.serving.repository import scratch
 from aspen_mp.serving.supervisor import MOST_STILLBORN
 
 KILLS = 100 if os.environ.get("ASPEN_MP_TIER") == "long" else 4
@@ -120,6 +122,29 @@ def test_a_killed_server_leaves_nothing(models: Path) -> None:
         server.process.kill()
         _, alive = psutil.wait_procs(processes, tools.WATCHDOG_S)
         assert not alive
+
+
+def test_a_killed_server_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of a model without a file, killed, and the next start: what is in use stays, and links are not followed."""
+    for variable in ("TMPDIR", "XDG_RUNTIME_DIR"):
+        (tmp_path / variable).mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    (tmp_path / "TMPDIR" / f"{scratch.PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    with tools.serving(tmp_path, "zoo:mobilenet_v2") as server:
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.kill()
+        _, alive = psutil.wait_procs(processes, tools.WATCHDOG_S)
+        assert not alive
+    assert len(list((tmp_path / "TMPDIR").glob(f"{scratch.PREFIX}*"))) == 2
+    with scratch.folder() as used:
+        assert len(scratch.clean()) == 1
+        assert used.is_dir()
+    assert not scratch.clean()
+    assert (tmp_path / "elsewhere" / "kept").exists()
+    assert {each.name for each in (tmp_path / "TMPDIR").iterdir()} == {f"{scratch.PREFIX}link"}
 
 
 def test_a_client_that_goes_takes_its_request_with_it(models: Path) -> None:

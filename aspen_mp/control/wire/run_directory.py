@@ -105,7 +105,7 @@ def _open_or_make(where: str) -> int:
 
 def _unusable(where: str, error: OSError) -> str:
     return (
-        f"a runtime with a name needs files in the directory {where}, which cannot be made ({error.strerror}); "
+        f"a runtime with a name needs files in the directory {where}, which cannot be made or written to ({error.strerror}); "
         "set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
     )
 
@@ -156,8 +156,12 @@ class Claim:
             with suppress(FileNotFoundError):
                 now = os.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
                 if os.path.samestat(now, os.fstat(fd)):
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                    try:
+                        os.ftruncate(fd, 0)
+                        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                    except OSError as error:
+                        os.close(fd)
+                        raise AspenError(_unusable(path(), error)) from None
                     return fd
             os.close(fd)
 
@@ -174,9 +178,9 @@ class Claim:
             sock.bind(f"/proc/self/fd/{self._dir}/{new}")
             sock.listen(64)
             os.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
-        except BaseException:
+        except OSError as error:
             sock.close()
-            raise
+            raise AspenError(_unusable(path(), error)) from None
         finally:
             os.umask(mask)
         return sock

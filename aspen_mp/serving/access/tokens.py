@@ -42,10 +42,14 @@ class Tokens:
 
     def check(self, authorization: str) -> None:
         """Refused (401) unless this header, as the client sent it, names a token."""
+        if not self.knows(authorization):
+            raise Refused(401, "this server wants a token. Send it in the header: Authorization: Bearer TOKEN")
+
+    def knows(self, authorization: str) -> bool:
+        """Whether this header names a token. Where none is asked for, every header does."""
         if not self._digests:
-            return
+            return True
         scheme, token = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
         found = hashlib.sha256(token.encode()).hexdigest()
         known = [hmac.compare_digest(found, each) for each in self._digests]  # all of them: the time tells nothing
-        if scheme.lower() != _SCHEME or not any(known):
-            raise Refused(401, "this server wants a token. Send it in the header: Authorization: Bearer TOKEN")
+        return scheme.lower() == _SCHEME and any(known)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 
@@ -176,3 +178,30 @@ def test_sessions_and_services_find_each_other_s_runtimes(tmp_path, monkeypatch,
     assert run_directory.names() == {}  # nobody's but ours, or not at all
     claim.release()
     listener.close()
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "ftruncate", "pwrite", "rename", "bind"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_a_full_directory_is_named(call, number, own_directory, monkeypatch):
+    """Whichever step finds that the directory is full or cannot be written to."""
+
+    def fail(*args, **named):
+        if call == "open" and not args[1] & os.O_CREAT:
+            return real(*args, **named)
+        raise OSError(number, os.strerror(number))
+
+    if call == "bind":
+        monkeypatch.setattr(run_directory.socket.socket, "bind", fail)
+    else:
+        real = getattr(os, call)
+        monkeypatch.setattr(run_directory.os, call, fail)
+    with pytest.raises(AspenError, match=re.escape(str(own_directory))) as raised:
+        run_directory.Claim("default").listen()
+    assert os.strerror(number) in str(raised.value)
+    assert "XDG_RUNTIME_DIR" in str(raised.value)
+
+
+def test_a_missing_directory_is_named(own_directory, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_directory / "not" / "there"))
+    with pytest.raises(AspenError, match=re.escape(str(own_directory / "not" / "there"))):
+        run_directory.Claim("default")

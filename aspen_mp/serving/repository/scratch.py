@@ -1,0 +1,47 @@
+"""A folder for files of models that have none, which front ends read. What a killed server has left goes with the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "aspen-mp-serve-"
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder of this process, which is gone at the end. Its lock says that it is in use, and ends with the process, however that ends."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(path):
+            break
+        os.close(lock)  # `clean` was between the two: it took the folder for one that was left
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def clean() -> list[Path]:
+    """Removes folders of this user's servers that have been killed. Returns them."""
+    removed = []
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+                    removed.append(path)
+            finally:
+                os.close(lock)
+    return removed
