@@ -30,6 +30,7 @@ _BORROWED: Final = (
     *("threads_share_loans", "what_has_no_buffers", "what_missing_memory_leads_to_is_not_told_as_an_error_of_the_model"),
 )
 """Tests of memory that a runtime borrows, in its rarer states."""
+_ENDINGS: Final = ("front_ends_by_themselves_lose_nothing", "nothing_sent_before_sigterm_is_lost")
 _BENCHMARK: Final = "a command of the benchmarks"
 _AGAIN: Final = "other tests once more, in a process without an instruction"
 _WHOLE: Final = "whole networks or programs: the quick tests have small ones"
@@ -108,7 +109,7 @@ FULL: Final = {
             "crash/outages/test_retry.py::test_a_request_that_ends_runtimes_fails",
             *(f"crash/storm/test_crash_points.py::test_{name}" for name in ("every_point_with_every_signal", "two_points_at_once")),
             "unit/control/wire/test_python_of_children.py::test_a_runtime_where_the_executable_is_no_python",
-            "serving/test_serving_endings.py::test_nothing_sent_before_sigterm_is_lost_under_load",
+            *(f"serving/test_serving_endings.py::test_{name}_under_load" for name in _ENDINGS),
             "unit/control/wire/test_python_of_children.py::test_an_embedded_interpreter",
         ),
         _RARE,

@@ -26,7 +26,8 @@ from aspen_mp.serving.access.ending import refuse
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 QUEUED = 40 if LONG else 4
-TRIALS = 1000 if LONG else 6
+SERVERS = 100 if LONG else 4
+TRIALS = 1000 if LONG else 20
 CLIENTS = 8
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 REQUEST = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
@@ -184,9 +185,18 @@ def trial(model: Path, name: str, seed: int) -> tuple[int, list[str]]:
 
 def test_nothing_sent_before_sigterm_is_lost_under_load(model: Path) -> None:
     with busy(), aspen_mp.Runtime(workers=1, name="outlives-its-servers") as runtime:
-        found = [trial(model, runtime.name, seed) for seed in range(TRIALS)]
+        found = [trial(model, runtime.name, seed) for seed in range(SERVERS)]
     assert not [each for each in found if each[1]]
     assert sum(n for n, _ in found)
+
+
+def test_front_ends_by_themselves_lose_nothing_under_load() -> None:
+    with busy():
+        command = [sys.executable, Path(__file__).with_name("ending_trials.py"), str(TRIALS)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    sent, lost = map(int, said.splitlines()[0].split())
+    assert sent
+    assert not lost, said
 
 
 def test_a_listener_that_refuses_keeps_what_it_has(tmp_path: Path) -> None:
