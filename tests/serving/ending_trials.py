@@ -141,13 +141,12 @@ def trial(seed: int, *, ends_well: bool = True) -> tuple[int, list[str]]:
 
 def main() -> None:
     trials, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    sent, lost = 0, []
+    sent = lost = 0
     for seed in range(first, first + trials):
         on_their_way, ends = trial(seed, ends_well="uvicorn" not in sys.argv)
-        sent += on_their_way
-        lost += [f"seed {seed}: {end}" for end in ends]
-    print(sent, len(lost))
-    print("\n".join(lost))
+        sent, lost = sent + on_their_way, lost + len(ends)
+        print(f"seed {seed}: {on_their_way} on their way, lost: {', '.join(ends) or 'none'}", flush=True)
+    print(sent, lost)
 
 
 if __name__ == "__main__":
