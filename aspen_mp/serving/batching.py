@@ -9,12 +9,13 @@ import asyncio
 import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 import aspen_mp
+from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.telemetry import steps
@@ -22,6 +23,10 @@ from aspen_mp.serving.telemetry.ledger import Field, Row
 from aspen_mp.shm.errors import QueueFull, RequestError
 
 Results = Mapping[str, npt.NDArray[Any]]
+
+
+_LARGE: Final = 4 << 20
+"""Bytes of a batch that are joined by a thread."""
 
 
 @dataclass(slots=True)
@@ -33,6 +38,10 @@ class _Batch:
     since: int = field(default_factory=time.monotonic_ns)
     traces: list[steps.Trace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
+
+
+def _joined(calls: list[tuple[Call, asyncio.Future[Results]]]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.concatenate([call.feeds[name] for call, _ in calls]) for name in calls[0][0].feeds}
 
 
 class Batcher:
@@ -113,7 +122,10 @@ class Batcher:
 
     async def _run_joined(self, calls: list[tuple[Call, asyncio.Future[Results]]], priority: str, deadline_ms: float | None) -> None:
         first = calls[0][0]
-        feeds = {name: np.concatenate([call.feeds[name] for call, _ in calls]) for name in first.feeds}
+        if sum(array.nbytes for call, _ in calls for array in call.feeds.values()) < _LARGE:
+            feeds = _joined(calls)
+        else:
+            feeds = await beside.run(_joined, calls)
         results = await self._run_once(feeds, first.outputs, priority, deadline_ms)
         at = 0
         for call, future in calls:

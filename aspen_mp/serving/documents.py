@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry.ledger import Field, Totals
+from aspen_mp.shm.errors import RequestError
 
 NAME: Final = "aspen-mp"
 PLATFORM: Final = "onnx_onnxv1"
@@ -114,6 +117,28 @@ def spent(shelved: Shelved, totals: Totals, status: Mapping[str, Any]) -> tuple[
     scheduled: Mapping[str, Any] = next((each["scheduled"] for each in status["models"] if each["name"] == shelved.model.name), {})
     waited = round(scheduled.get("queue_s", 0.0) * 1e9) + totals[Field.QUEUED_NS]
     return scheduled.get("requests", 0), waited, round(scheduled.get("run_s", 0.0) * 1e9)
+
+
+def parameters_of(text: bytes | bytearray | memoryview) -> Mapping[str, Any]:
+    """The parameters of a request to load a model. RequestError where it is no such request; an empty one has none."""
+    try:
+        document = msgspec.json.decode(text) if len(text) else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the request is not JSON: {error}") from None
+    found = document.get("parameters") if isinstance(document, dict) else document
+    if not isinstance(found, dict | None):
+        raise RequestError("a request to load a model is an object, and its parameters are one, too. Send {} to load what is on disk")
+    return found or {}
+
+
+def refuse_other_models(parameters: Iterable[str]) -> None:
+    """RequestError where a model is to be loaded in another way than its folder says: it would not be what the client asks for."""
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise RequestError(
+                f"parameter {name[:200]!r} is not supported: models are loaded as they lie in the repository. Change config.toml or the "
+                "files there, and load the model without it"
+            )
 
 
 def index(shelf: Shelf) -> list[dict[str, str]]:

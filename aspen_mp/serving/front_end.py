@@ -29,6 +29,7 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.memory.named import Named, NamedMemory
 from aspen_mp.serving.memory.routes import NamedRoutes
+from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
@@ -282,4 +283,5 @@ def main() -> None:
     import uvloop
 
     gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
+    sys.setswitchinterval(beside.SWITCH_S)
     uvloop.run(_main(settings))

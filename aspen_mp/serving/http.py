@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
@@ -23,8 +23,8 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.openapi import document
-from aspen_mp.serving.protocol import inference, statuses
-from aspen_mp.serving.protocol.body import Body, Budget, Disconnected, length_of
+from aspen_mp.serving.protocol import beside, inference, large_json, statuses
+from aspen_mp.serving.protocol.body import DOCUMENT, Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
@@ -139,7 +139,8 @@ class Infer:
             counted.has_run()
             if trace is not None:
                 trace.enter(steps.ENCODE)
-            answer = inference.answer(call, shelved.served.name, str(shelved.served.version), results)
+            made = await inference.spelled(call, results) if _is_large(results) else None
+            answer = inference.answer(call, shelved.served.name, str(shelved.served.version), results, made)
             counted.has_written()
             return answer
 
@@ -153,12 +154,17 @@ class Embed(Infer):
         if trace is not None:
             trace.enter(steps.READ)
         with Body(receive, exchange.headers, self._limits, self._budget, exchange) as body:
-            request = openai.decoded(await body.read_text(None))
+            text = await body.read_text(None, self._limits.texts)
+            request = openai.decoded(text) if len(text) < large_json.LARGE else await beside.run(openai.decoded, text)
             with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:
                     trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
                 answer = await _unless_gone(openai.embeddings(shelved, request), exchange)
-        return [*_JSON], [encoder.encode(answer)]
+        return [*_JSON], [answer]
+
+
+def _is_large(results: Mapping[str, Any]) -> bool:
+    return any(result.size > beside.ITEMS for result in results.values())
 
 
 async def _unless_gone(work: Awaitable[Any], exchange: Exchange) -> Any:
@@ -210,9 +216,21 @@ class InferFirst:
 class Routes:
     """The handlers, with what they speak of."""
 
-    def __init__(self, shelf: Shelf, tokens: Tokens, supervised: Supervised | None, *, named: bool, triton_names: bool) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        tokens: Tokens,
+        limits: Limits,
+        budget: Budget,
+        supervised: Supervised | None,
+        *,
+        named: bool,
+        triton_names: bool,
+    ) -> None:
         self._shelf = shelf
         self._tokens = tokens
+        self._limits = limits
+        self._budget = budget
         self._supervised = supervised
         self._named = named
         self._triton_names = triton_names
@@ -255,6 +273,8 @@ class Routes:
 
     async def load(self, request: Request) -> Response:
         assert self._supervised is not None
+        with Body(request.receive, dict(request.scope["headers"]), self._limits, self._budget) as body:
+            documents.refuse_other_models(documents.parameters_of(await body.read_text(None, DOCUMENT)))
         await self._supervised.change(request.path_params["model"], load=True)
         return _json({})
 
@@ -297,7 +317,7 @@ def application(
 ) -> ASGIApp:
     """The application of a front end. `supervised`: who changes the repository, `named`: who shares memory by name; None where clients may
     not. `telemetry`: who is told of requests. `triton_names`: whether metrics have Triton's names, too."""
-    routes = Routes(shelf, tokens, supervised, named=named is not None, triton_names=triton_names)
+    routes = Routes(shelf, tokens, limits, budget, supervised, named=named is not None, triton_names=triton_names)
     infer = Infer(shelf, limits, budget, named)
     found: list[Route] = []
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from aspen_mp.serving.access.unread import Unread
 from aspen_mp.serving.limits import Limits
 
 EXCHANGE: Final = "aspen_mp.exchange"
@@ -30,6 +31,7 @@ _SHORT: Final = 64 << 10
 """Bytes of an answer that are joined with its head, although they have to be copied for that."""
 
 Headers = list[tuple[bytes, bytes]]
+Note = Callable[[int], None]
 
 
 class _TooLarge(Exception):
@@ -70,16 +72,18 @@ class Exchange:
         self._cycle.body = body[n:]
         return memoryview(body)[:n]
 
-    async def read_into(self, target: memoryview, until: float | None = None) -> int:
+    async def read_into(self, target: memoryview, until: float | None = None, note: Note | None = None) -> int:
         """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
-        body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop."""
-        return await self._connection.read_into(self._cycle, target, until)
+        body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop. `note` is told how
+        many bytes have come, each time, and what it raises ends the call."""
+        return await self._connection.read_into(self._cycle, target, until, note)
 
     async def answer(self, headers: Headers, pieces: list[Any], *, close: bool) -> None:
         """Answers with status 200 and a body of these pieces, all in one write: two would wake the client twice. `close`: this is the last
         answer on the connection."""
         cycle, nbytes = self._cycle, sum(map(len, pieces))
         if cycle.flow.write_paused:
+            self._connection.unread.owe(nbytes)
             await cycle.flow.drain()
         if cycle.disconnected:
             return
@@ -133,6 +137,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._bypassed = False  # whether these pass by the parser
         self._sink: memoryview | None = None  # what they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
+        self._note: Note | None = None  # told what comes into it
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
         self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
 
@@ -141,10 +146,12 @@ class LimitedConnection(HttpToolsProtocol):
         transport.set_protocol(_Reader(self))
         if transport.get_extra_info("sslcontext") is None and (sock := transport.get_extra_info("socket")) is not None:
             self._fd = sock.fileno()
+        self.unread = Unread(self.loop, transport, self._fd, self.limits)
         self._arm()  # also a connection on which nothing ever comes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self.unread.forget()
         self._fill_ends(there=False)
         super().connection_lost(exc)
         if self.gone is not None:
@@ -165,13 +172,20 @@ class LimitedConnection(HttpToolsProtocol):
         if not self._bypassed:
             self.data_received(self._scratch[:nbytes])
             return
+        direct, note = self._sink is not None, self._note
         if self._sink is not None:
             self._sink = self._sink[nbytes:]
         else:
             super().on_body(bytes(self._scratch[:nbytes]))
-        self._passed_by(nbytes, direct=self._sink is not None)
+        self._passed_by(nbytes, direct=direct)
         if self._left and not self._sink:
             self.flow.pause_reading()
+        if direct and note is not None:
+            try:
+                note(nbytes)
+            except Exception as error:
+                self._fill_ends(there=False, error=error)
+                return
         if self._sink is not None and not self._sink:
             self._fill_ends(there=True)
 
@@ -181,6 +195,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self._left:
             return
         self._bypassed = self._in_message = False
+        if self._timer is not None:
+            self._disarm()
         if direct:
             self.cycle.more_body = False
         else:
@@ -188,12 +204,16 @@ class LimitedConnection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)  # the one before has not seen the end
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def _fill_ends(self, *, there: bool) -> None:
+    def _fill_ends(self, *, there: bool, error: Exception | None = None) -> None:
         self._sink = None
-        if self._filled is not None and not self._filled.done():
+        if self._filled is None or self._filled.done():
+            return
+        if error is not None:
+            self._filled.set_exception(error)
+        else:
             self._filled.set_result(there)
 
-    async def read_into(self, cycle: RequestResponseCycle, target: memoryview, until: float | None) -> int:
+    async def read_into(self, cycle: RequestResponseCycle, target: memoryview, until: float | None, note: Note | None) -> int:
         """As of `Exchange`; `cycle` is the request's."""
         known = min(len(cycle.body), len(target))
         if known:
@@ -201,6 +221,8 @@ class LimitedConnection(HttpToolsProtocol):
             cycle.body = cycle.body[known:]
             if not cycle.body:
                 cycle.message_event.clear()
+            if note is not None:
+                note(known)
         following = min(len(target) - known, self._left)
         if cycle.disconnected:
             return -1
@@ -212,16 +234,18 @@ class LimitedConnection(HttpToolsProtocol):
             if not (n := self._read_now(target[at : known + following])):
                 break
             at += n
+            if note is not None:
+                note(n)
         if at == known + following:
             return at
-        self._sink = target[at : known + following]
+        self._sink, self._note = target[at : known + following], note
         self._filled = filled = self.loop.create_future()
         timer = None if until is None else self.loop.call_at(until, _is_late, filled)
         self.flow.resume_reading()
         try:
             return known + following if await filled else -1
         finally:
-            self._sink = self._filled = None
+            self._sink = self._filled = self._note = None
             if timer is not None:
                 timer.cancel()
 
@@ -243,7 +267,35 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        if self._timer is not None:
+            self._disarm()
         super().on_message_complete()
+
+    # ---- what is written
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread.owe(0)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.unread.settle()
+
+    def on_response_complete(self) -> None:
+        """An answer has been given to the transport."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.unread.owe(0)  # it closes once its client has read everything
+        elif self._in_message and self._timer is None:
+            self._timer = self.loop.call_later(self.limits.body_s, self._late)  # for the rest of the body, which nobody reads
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """The end of the connection, once its client has read everything."""
+        self.transport.close()
+        self.unread.owe(0)
 
     # ---- headers
 
@@ -283,7 +335,7 @@ class LimitedConnection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn where the parser has stopped. The end of the connection is all that a second answer would be."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()
+            self._close()
         elif self._too_large:
             self._refuse(431, f"the headers have more than {self.limits.header} bytes")
         else:
@@ -302,7 +354,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._in_headers:
             self._refuse(408, f"the headers were not there within {self.limits.header_s:g} s")
         else:
-            self.transport.close()
+            self._close()
 
     def _refuse(self, status: int, text: str) -> None:
         self._refused = True
@@ -312,4 +364,4 @@ class LimitedConnection(HttpToolsProtocol):
         body = json.dumps({"error": text}).encode()
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.loop.call_soon(self.transport.close)  # first what has come is read: a socket with unread bytes would reset the connection
+        self.loop.call_soon(self._close)  # first what has come is read: a socket with unread bytes would reset the connection

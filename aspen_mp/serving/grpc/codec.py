@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.grpc.schema import ModelInferResponse
-from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
-from aspen_mp.serving.protocol import datatypes, inference
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.memory.regions import Place, Regions, place_of
+from aspen_mp.serving.protocol import beside, datatypes, inference
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_TENSORS
 from aspen_mp.serving.protocol.statuses import Refused
@@ -20,6 +21,11 @@ from aspen_mp.shm.errors import RequestError
 
 _MOST_EXTENT: Final = 1 << 48
 _MOST_LETTERS: Final = 4096
+_RAW_FIELD: Final = 7
+"""The number of raw_input_contents in a ModelInferRequest."""
+_DELIMITED: Final = 2
+_WIDTHS: Final = {1: 8, 5: 4}
+"""Bytes of a field's value by its wire type; the rest are lengths or numbers."""
 FIELDS: Final = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -37,7 +43,44 @@ FIELDS: Final = {
 """The field of InferTensorContents that holds the elements of a datatype. FP16 and BF16 have none."""
 
 
-def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None, regions: Regions = NONE) -> Call:
+def check_sizes(message: memoryview, limits: Limits) -> None:
+    """Refused (413), RequestError where a ModelInferRequest, not parsed yet, has too much besides its bytes of tensors. Parsed, that takes
+    several times as much memory."""
+    at = fields = besides = 0
+    while at < len(message) and fields <= 4 * MOST_TENSORS:
+        tag, at = _varint(message, at)
+        size, at = _varint(message, at) if tag & 7 == _DELIMITED else (0, at + _WIDTHS.get(tag & 7, 1))
+        at += size
+        fields += 1
+        besides += size if tag >> 3 != _RAW_FIELD else 0
+    if at < len(message):
+        raise RequestError(f"the request names more than {MOST_TENSORS} inputs or outputs")
+    if besides > limits.json:
+        raise Refused(
+            413, f"the request has {besides} bytes besides raw_input_contents, and this server takes {limits.json}. Send tensors there"
+        )
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where the next field begins. What is no number is found when the message is parsed."""
+    value = shift = 0
+    while at < len(message) and shift < 64:
+        value |= (message[at] & 127) << shift
+        at += 1
+        if message[at - 1] < 128:
+            break
+        shift += 7
+    return value, at
+
+
+async def read(
+    request: Any,
+    inputs: Sequence[ValueInfo],
+    remaining_s: float | None,
+    regions: Regions,
+    limits: Limits,
+    charge: Callable[[int], None],
+) -> Call:
     """The call that a request asks for. RequestError if it fits neither protocol nor model.
 
     Args:
@@ -45,6 +88,8 @@ def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None, r
         inputs: The model's.
         remaining_s: Seconds that the call has by its own deadline. None: any time.
         regions: Of shared memory, that tensors may lie in.
+        limits: What is accepted.
+        charge: Told of memory that the request needs besides its message.
     """
     if max(len(request.inputs), len(request.outputs)) > MOST_TENSORS:
         raise RequestError(f"the request names more than {MOST_TENSORS} inputs or outputs")
@@ -64,15 +109,22 @@ def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None, r
         if tensor.name in feeds:
             raise RequestError(f"input {tensor.name!r} is given twice")
         _refuse_extensions(tensor, f"input {tensor.name!r}")
-        dtype = inference.dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
+        info = known.get(tensor.name)
+        if info is None:
+            raise inference.unknown(tensor.name, known)
+        dtype = inference.dtype_of(tensor.name, tensor.datatype, info)
         shape = _shape(tensor)
         if (raw or k in places) and tensor.HasField("contents"):
             raise RequestError(f"input {tensor.name!r} has contents, and bytes or shared memory as well. Give one of them")
         if k in places:
-            feeds[tensor.name] = inference.copied(tensor.name, shape, dtype, places[k], regions)
+            array, piece = inference.copied(tensor.name, shape, dtype, places[k], regions)
+            if dtype == np.bool_:
+                await inference.to_bools(array)
+            elif dtype.hasobject:
+                array = await inference.strings_of(piece, shape, f"input {tensor.name!r}", limits, charge)
+            feeds[tensor.name] = array
             continue
-        n = math.prod(shape)
-        array = _from_bytes(tensor, dtype, n, next(entries)) if raw else _from_contents(tensor, dtype, n)
+        array = await _array(tensor, dtype, shape, info, next(entries) if raw else None, limits, charge)
         try:
             feeds[tensor.name] = array.reshape(shape)
         except ValueError as error:  # of no elements, and yet too large
@@ -88,6 +140,33 @@ def read(request: Any, inputs: Sequence[ValueInfo], remaining_s: float | None, r
     priority, deadline_ms = _urgency(request, remaining_s)
     in_bytes = bool(raw or places) or not request.inputs
     return Call(request.id, feeds, outputs, {}, in_bytes, priority, deadline_ms, stored, regions)
+
+
+async def _array(
+    tensor: Any,
+    dtype: np.dtype[Any],
+    shape: Sequence[int],
+    info: ValueInfo,
+    data: bytes | None,
+    limits: Limits,
+    charge: Callable[[int], None],
+) -> npt.NDArray[Any]:
+    """The elements of a tensor from its bytes, or where it has none from its contents. A thread makes them where they are many."""
+    n = math.prod(shape)
+    if data is not None and not dtype.hasobject:
+        return _from_bytes(tensor, dtype, n, data)
+    if n > beside.ITEMS:
+        inference.check_shape(tensor.name, shape, info)
+    if data is not None:
+        if len(data) < 4 * n:
+            raise RequestError(f"input {tensor.name!r}: {len(data)} bytes are too few for {n} strings")
+        return await inference.strings_of(memoryview(data), [n], f"input {tensor.name!r}", limits, charge)
+    _check_contents(tensor, n)
+    if n <= beside.ITEMS:
+        return _from_contents(tensor, dtype, n)
+    inference.check_strings(dtype, n, f"input {tensor.name!r}", limits)
+    charge(n * (dtype.itemsize if not dtype.hasobject else inference.STRING))
+    return await beside.run(_from_contents, tensor, dtype, n)
 
 
 def shared_bytes(request: Any, most: int) -> int:
@@ -152,10 +231,6 @@ def _urgency(request: Any, remaining_s: float | None) -> tuple[str | None, float
 def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.NDArray[Any]:
     """The elements of a tensor from its bytes, without a copy where they need no check."""
     where = f"input {tensor.name!r}"
-    if dtype.hasobject:
-        if len(data) < 4 * n:
-            raise RequestError(f"{where}: {len(data)} bytes are too few for {n} strings")
-        return datatypes.unpacked_strings(memoryview(data), n, where)
     if len(data) != n * dtype.itemsize:
         raise RequestError(
             f"{where}: shape {list(tensor.shape)} of {tensor.datatype} needs {n * dtype.itemsize} bytes, "
@@ -166,8 +241,8 @@ def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.N
     return np.frombuffer(data, dtype)
 
 
-def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
-    """The elements of a tensor from the field of its datatype."""
+def _check_contents(tensor: Any, n: int) -> None:
+    """RequestError unless a tensor has so many elements, in the field of its datatype."""
     where = f"input {tensor.name!r}"
     field = FIELDS.get(tensor.datatype)
     if field is None:
@@ -178,6 +253,11 @@ def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any
     items = getattr(tensor.contents, field)
     if len(items) != n:
         raise RequestError(f"{where}: shape {list(tensor.shape)} has {n} elements, and {field} has {len(items)}")
+
+
+def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+    """The elements of a tensor from the field of its datatype, which `_check_contents` has found good."""
+    where, items = f"input {tensor.name!r}", getattr(tensor.contents, FIELDS[tensor.datatype])
     if dtype.hasobject:
         found = np.empty(n, object)
         for k, item in enumerate(items):
@@ -186,13 +266,21 @@ def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any
             except UnicodeDecodeError:
                 raise RequestError(f"{where}: string {k} is not UTF-8, which strings of ONNX models are") from None
         return found
-    array: npt.NDArray[Any] = np.array(items, np.int64) if dtype.kind in "iu" and dtype.itemsize < 8 else np.array(items, dtype)
+    array: npt.NDArray[Any] = np.empty(n, np.int64 if dtype.kind in "iu" and dtype.itemsize < 8 else dtype)
+    for k in range(0, n, beside.ITEMS):
+        array[k : k + beside.ITEMS] = items[k : k + beside.ITEMS]
     if array.dtype != dtype:
         limits = np.iinfo(dtype)
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
             raise RequestError(f"{where}: an element is beyond what {tensor.datatype} holds")
         array = array.astype(dtype)
     return array
+
+
+def is_large(call: Call, results: Mapping[str, npt.NDArray[Any]]) -> bool:
+    """Whether a thread makes the answer: many elements have to be spelled out, and none is written to shared memory."""
+    spelled = sum(result.size for result in results.values() if result.dtype.hasobject or not call.binary_default)
+    return spelled > beside.ITEMS and not call.places
 
 
 def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> Any:
@@ -219,5 +307,7 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
         elif result.dtype.hasobject:
             tensor.contents.bytes_contents.extend(item if isinstance(item, bytes) else str(item).encode() for item in result.ravel())
         else:
-            getattr(tensor.contents, FIELDS[datatype]).extend(result.ravel().tolist())
+            flat, field = result.ravel(), getattr(tensor.contents, FIELDS[datatype])
+            for k in range(0, flat.size, beside.ITEMS):
+                field.extend(flat[k : k + beside.ITEMS].tolist())
     return response

@@ -35,6 +35,7 @@ def class_of(descriptor: Any) -> Any:
 
 
 ModelConfigResponse: Final = message("ModelConfigResponse")
+ModelInferRequest: Final = message("ModelInferRequest")
 ModelInferResponse: Final = message("ModelInferResponse")
 ModelMetadataResponse: Final = message("ModelMetadataResponse")
 ModelReadyResponse: Final = message("ModelReadyResponse")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+from google.protobuf import message
 
 from aspen_mp.serving import documents
 from aspen_mp.serving.access.access_log import AccessLog
@@ -17,11 +20,12 @@ from aspen_mp.serving.grpc import codec, schema
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.memory.routes import NamedRoutes
-from aspen_mp.serving.protocol import statuses
+from aspen_mp.serving.protocol import beside, large_json, statuses
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
 from aspen_mp.serving.telemetry import steps
+from aspen_mp.shm.errors import RequestError
 
 if TYPE_CHECKING:
     from aspen_mp.serving.telemetry.traces import Telemetry
@@ -93,7 +97,7 @@ class Service:
         found = {}
         for each in schema.methods():
             kind = grpc.stream_stream_rpc_method_handler if each.client_streaming else grpc.unary_unary_rpc_method_handler
-            read, write = schema.class_of(each.input_type).FromString, schema.class_of(each.output_type).SerializeToString
+            read, write = _reader(schema.class_of(each.input_type), self._limits), schema.class_of(each.output_type).SerializeToString
             guarded = self.guarded(f"{schema.SERVICE}/{each.name}", methods[each.name], probe=each.name in OPEN)
             found[each.name] = kind(guarded, read, write)
         return grpc.method_handlers_generic_handler(schema.SERVICE, found)
@@ -117,6 +121,8 @@ class Service:
             try:
                 if not probe:
                     self._tokens.check(authorization(context))
+                if isinstance(request, partial):
+                    request = await beside.run(request)
                 response = await handler(request, context)
                 status = "OK"
                 return response
@@ -155,25 +161,32 @@ class Service:
         """ModelInfer. A cancelled call cancels the task that this runs in, and with it the request."""
         shelf = self._shelf
         shelf.refuse_if_absent()
-        nbytes = request.ByteSize() + codec.shared_bytes(request, self._limits.body)
-        self._budget.take(nbytes)
+        held = 0
+
+        def charge(nbytes: int) -> None:
+            nonlocal held
+            self._budget.take(nbytes, held)
+            held += nbytes
+
         try:
+            charge(request.ByteSize() + codec.shared_bytes(request, self._limits.body))
             with shelf.find(request.model_name, request.model_version or None).lease() as shelved, shelved.counts.begins() as counted:
                 trace = steps.CURRENT.get()
                 if trace is not None:
                     trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
                     trace.enter(steps.READ)
-                call = codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions)
+                call = await codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions, self._limits, charge)
                 counted.has_read()
                 results = await shelved.run(call)
                 counted.has_run()
                 if trace is not None:
                     trace.enter(steps.ENCODE)
-                response = codec.answer(call, shelved.served.name, str(shelved.served.version), results)
+                named = call, shelved.served.name, str(shelved.served.version), results
+                response = await beside.run(codec.answer, *named) if codec.is_large(call, results) else codec.answer(*named)
                 counted.has_written()
                 return response
         finally:
-            self._budget.give(nbytes)
+            self._budget.give(held)
 
     async def _infer_stream(self, requests: Any, context: Any) -> None:
         """ModelStreamInfer: answers in the order of requests, of which several are computed at a time. Errors of one do not end others."""
@@ -202,12 +215,13 @@ class Service:
     async def _streamed(self, request: Any, context: Any) -> Any:
         """The answer to one request of a stream. In a trace, it is a part of the call."""
         try:
+            if isinstance(request, partial):
+                request = await beside.run(request)
             with steps.part_of(steps.CURRENT.get(), steps.REQUEST):
                 response = await self._infer(request, context)
         except Exception as error:
-            return schema.ModelStreamInferResponse(
-                error_message=statuses.told(error), infer_response=schema.ModelInferResponse(id=request.id, model_name=request.model_name)
-            )
+            of = {} if isinstance(request, partial) else {"id": request.id, "model_name": request.model_name}
+            return schema.ModelStreamInferResponse(error_message=statuses.told(error), infer_response=schema.ModelInferResponse(**of))
         response.parameters["triton_final_response"].bool_param = True
         return schema.ModelStreamInferResponse(infer_response=response)
 
@@ -239,7 +253,9 @@ class Service:
         return schema.RepositoryIndexResponse(models=found)
 
     async def _load(self, request: Any, context: Any) -> Any:
-        await self._repository().change(request.model_name, load=True)
+        repository = self._repository()
+        documents.refuse_other_models(request.parameters)
+        await repository.change(request.model_name, load=True)
         return schema.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Any, context: Any) -> Any:
@@ -276,6 +292,28 @@ class Service:
         if self._supervised is None:
             raise Refused(501, "this server does not let clients change its models. It was started without --allow-repository")
         return self._supervised
+
+
+def _reader(kind: Any, limits: Limits) -> Callable[[bytes], Any]:
+    """What reads messages. One that is large or no message is left to `_parsed`, which whoever gets it calls in a thread."""
+
+    def read(data: bytes) -> Any:
+        if len(data) < large_json.LARGE:
+            with contextlib.suppress(message.DecodeError):
+                return kind.FromString(data)
+        return partial(_parsed, kind, data, limits)
+
+    return read
+
+
+def _parsed(kind: Any, data: bytes, limits: Limits) -> Any:
+    """A message. RequestError where it is none; Refused (413)."""
+    if kind is schema.ModelInferRequest:
+        codec.check_sizes(memoryview(data), limits)
+    try:
+        return kind.FromString(data)
+    except message.DecodeError:
+        raise RequestError(f"the message is no {kind.DESCRIPTOR.name}. Check that the client was made from the same protocol") from None
 
 
 def failure(error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import Named, NamedMemory
-from aspen_mp.serving.protocol.body import Body, Budget
+from aspen_mp.serving.protocol.body import DOCUMENT, Body, Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
 
@@ -56,7 +56,7 @@ class NamedRoutes:
 
     async def answer_register(self, request: Request) -> dict[str, Any]:
         with Body(request.receive, dict(request.scope["headers"]), self._limits, self._budget) as body:
-            text = await body.read_text(None)
+            text = await body.read_text(None, DOCUMENT)
             try:
                 document = msgspec.json.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

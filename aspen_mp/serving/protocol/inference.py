@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,8 +16,9 @@ import simdjson
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.buffers import NOWHERE, Rooms
+from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
-from aspen_mp.serving.protocol import datatypes
+from aspen_mp.serving.protocol import beside, datatypes, large_json
 from aspen_mp.serving.protocol.body import Body
 from aspen_mp.serving.protocol.messages import (
     MOST_DIMENSIONS,
@@ -31,10 +33,16 @@ from aspen_mp.serving.protocol.messages import (
 )
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.words import nearest
 
 HEADER_LENGTH: Final = b"inference-header-content-length"
 CLASSES: Final = {0: None, 1: "high", 2: "normal"}
 """The protocol's numbers of priorities, 0 being the model's own; all others are "low"."""
+LARGE_TENSOR: Final = 1 << 20
+"""Bytes of a tensor whose shape is checked before they are read, and that is not handled at once."""
+STRING: Final = 72
+"""Bytes of memory of an element of a tensor of strings, besides its characters."""
+_OBJECT: Final = np.dtype(object)
 _ITEMS: Final[dict[str, Any]] = {"b": list[bool], "i": list[int], "u": list[int], "f": list[float], "V": list[float], "O": list[str]}
 _READ: Final = {"i": ("i", np.int64), "u": ("u", np.uint64), "f": ("d", np.float64), "V": ("d", np.float64)}
 """What numbers in JSON are read as, by kind: simdjson's letter and numpy's type."""
@@ -67,47 +75,137 @@ class Call:
 
 async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
     """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
-    `rooms`: where inputs are read into. Refused or RequestError if it is wrong."""
+    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; nothing is made for what does not fit the model."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
-    request = decoded(text)
-    rooms.open(request)
+    runs: large_json.Runs | None = None
+    if len(text) < large_json.LARGE:
+        request = decoded(text)
+    else:
+        request, runs = await beside.run(_decoded_large, memoryview(text), body.limits.marks)
     known = {info.name: info for info in inputs}
+    dtypes = _checked(request, known, body, header_length, LARGE_TENSOR if runs is None else 0)
+    rooms.open(request)
     feeds: dict[str, npt.NDArray[Any]] = {}
     pieces: list[memoryview] = []
     strings: dict[str, tuple[Input, memoryview]] = {}
-    total = 0
-    for tensor in request.inputs:
-        if tensor.name in feeds:
-            raise RequestError(f"input {tensor.name!r} is given twice")
-        _refuse_extensions(tensor.parameters, f"input {tensor.name!r}")
-        dtype = dtype_of(tensor.name, tensor.datatype, known.get(tensor.name))
-        place = _place(tensor.parameters, f"input {tensor.name!r}")
+    for tensor, dtype in zip(request.inputs, dtypes, strict=True):
+        name, size = tensor.name, tensor.parameters.binary_data_size
+        place = _place(tensor.parameters, f"input {name!r}")
         if place is not None:
-            feeds[tensor.name] = _shared(tensor, dtype, place, regions, body, rooms)
+            feeds[name], piece = _shared(tensor, dtype, place, regions, body, rooms)
+        elif size is None:
+            feeds[name] = from_json(tensor, dtype) if runs is None else await _from_large(tensor, dtype, runs, body)
             continue
-        size = tensor.parameters.binary_data_size
-        if size is None:
-            feeds[tensor.name] = from_json(tensor, dtype)
-            continue
-        if header_length is None:
-            raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
-        total += size
-        feeds[tensor.name], piece = _room(tensor.name, tensor.shape, dtype, size, "binary_data_size", rooms)
+        else:
+            feeds[name], piece = _room(name, tensor.shape, dtype, size, "binary_data_size", rooms)
+            pieces.append(piece)
         if dtype.hasobject:
-            strings[tensor.name] = tensor, piece
-        pieces.append(piece)
-        if body.length is not None and header_length + total > body.length:
-            raise RequestError(f"binary_data_size of the inputs is {total} bytes together, and {body.length - header_length} bytes follow")
+            strings[name] = tensor, piece
     if header_length is not None:
         await body.read_into(pieces)
     for array in feeds.values():
         if array.dtype == np.bool_:
-            np.not_equal(array.view(np.uint8), 0, out=array)  # kernels know of 0 and 1 only
+            await to_bools(array)
     for name, (tensor, piece) in strings.items():
-        feeds[name] = datatypes.unpacked_strings(piece, math.prod(tensor.shape), f"input {name!r}").reshape(tensor.shape)
+        feeds[name] = await strings_of(piece, tensor.shape, f"input {name!r}", body.limits, body.charge)
     return _call(request, feeds, regions)
+
+
+def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, header_length: int | None, large: int) -> list[np.dtype[Any]]:
+    """The dtypes of a request's inputs. RequestError, Refused unless these are inputs of the model, and the body can have what they say.
+    `large`: bytes of a tensor from which on its shape is checked now."""
+    dtypes: list[np.dtype[Any]] = []
+    names: set[str] = set()
+    total = 0
+    for tensor in request.inputs:
+        if tensor.name in names:
+            raise RequestError(f"input {tensor.name!r} is given twice")
+        names.add(tensor.name)
+        _refuse_extensions(tensor.parameters, f"input {tensor.name!r}")
+        info = known.get(tensor.name)
+        if info is None:
+            raise unknown(tensor.name, known)
+        dtypes.append(dtype_of(tensor.name, tensor.datatype, info))
+        size = tensor.parameters.binary_data_size
+        if size is not None and header_length is None:
+            raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
+        total += size or 0
+        if (size or tensor.parameters.shared_memory_byte_size or 0) >= large:
+            check_shape(tensor.name, tensor.shape, info)
+    if total and header_length is not None:
+        follow = (body.limits.body if body.length is None else body.length) - header_length
+        if total > follow:
+            status = 413 if body.length is None else 400
+            raise Refused(status, f"binary_data_size of the inputs is {total} bytes together, and {max(follow, 0)} bytes follow at most")
+    return dtypes
+
+
+def unknown(name: str, known: Iterable[str]) -> RequestError:
+    """The error for an input that the model does not have."""
+    meant = nearest(name, known)
+    hint = f" (is {meant!r} meant?)" if meant else ""
+    return RequestError(f"the model has no input {name[:200]!r}{hint}. It has {', '.join(known)}")
+
+
+def check_shape(name: str, shape: Sequence[int], info: ValueInfo) -> None:
+    """RequestError where the model's input has another shape. The model says so, too, but only after everything has been read."""
+    if info.shape is None or (not info.shape and math.prod(shape) == 1):
+        return
+    if len(shape) != len(info.shape) or any(isinstance(want, int) and want != have for want, have in zip(info.shape, shape, strict=True)):
+        wanted = ", ".join("?" if dim is None else str(dim) for dim in info.shape)
+        raise RequestError(f"input {name!r} must have shape [{wanted}], not {list(shape)}")
+
+
+def _decoded_large(text: memoryview, most_marks: int) -> tuple[Request, large_json.Runs]:
+    rest, runs = large_json.split(text, most_marks)
+    return decoded(rest), runs
+
+
+async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs, body: Body) -> npt.NDArray[Any]:
+    """As `from_json`, of a request whose long lists were taken out. What is made counts in the budget."""
+    data = tensor.data
+    run = runs.get(bytes(data)) if isinstance(data, msgspec.Raw) and len(memoryview(data)) < 64 else None
+    n = math.prod(tensor.shape)
+    if run is None or dtype.hasobject:
+        check_strings(dtype, n, f"input {tensor.name!r}", body.limits)
+        return await beside.run(from_json, tensor, dtype)
+    if 2 * n - 1 > len(run):
+        raise RequestError(f"input {tensor.name!r}: shape {tensor.shape} has {n} elements, and data has fewer")
+    body.charge(n * dtype.itemsize)
+
+    def decode(text: bytes, k: int) -> npt.NDArray[Any]:
+        return from_json(Input(name=tensor.name, shape=[k], datatype=tensor.datatype, data=msgspec.Raw(text)), dtype)
+
+    return await beside.run(large_json.array, run, tensor.shape, dtype, f"input {tensor.name!r}", decode)
+
+
+async def to_bools(array: npt.NDArray[Any]) -> None:
+    """Makes every byte 0 or 1: kernels know of no other."""
+    numbers = array.reshape(-1).view(np.uint8)
+    for k in range(0, len(numbers), LARGE_TENSOR):
+        if k:
+            await asyncio.sleep(0)
+        part = numbers[k : k + LARGE_TENSOR]
+        np.not_equal(part, 0, out=part.view(np.bool_))
+
+
+async def strings_of(data: memoryview, shape: Sequence[int], where: str, limits: Limits, charge: Callable[[int], None]) -> npt.NDArray[Any]:
+    """The tensor of strings from its bytes. A thread makes them where they are many, and they are charged then. RequestError, Refused."""
+    n = math.prod(shape)
+    check_strings(_OBJECT, n, where, limits)
+    if n <= beside.ITEMS and len(data) < LARGE_TENSOR:
+        return datatypes.unpacked_strings(data, n, where).reshape(shape)
+    wide = 4 if np.frombuffer(data, np.uint8).max(initial=0) > 127 else 1  # bytes of a character in memory, at most
+    charge(STRING * n + wide * len(data))
+    return (await beside.run(datatypes.unpacked_strings, data, n, where)).reshape(shape)
+
+
+def check_strings(dtype: np.dtype[Any], n: int, where: str, limits: Limits) -> None:
+    """Refused (413) where a tensor has too many strings."""
+    if dtype.hasobject and n > limits.strings:
+        raise Refused(413, f"{where} has {n} strings, and this server takes {limits.strings}. Send them in several requests")
 
 
 def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions) -> Call:
@@ -158,28 +256,27 @@ def _place(parameters: TensorParameters, where: str) -> Place | None:
     return place_of(parameters.shared_memory_region, parameters.shared_memory_offset, parameters.shared_memory_byte_size, where)
 
 
-def _shared(tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions, body: Body, rooms: Rooms) -> npt.NDArray[Any]:
-    """A copy of a tensor that lies in shared memory. RequestError, Refused."""
+def _shared(
+    tensor: Input, dtype: np.dtype[Any], place: Place, regions: Regions, body: Body, rooms: Rooms
+) -> tuple[npt.NDArray[Any], memoryview]:
+    """A copy of a tensor that lies in shared memory, and its bytes. RequestError, Refused."""
     where = f"input {tensor.name!r}"
     if tensor.parameters.binary_data_size is not None or isinstance(tensor.data, msgspec.Raw):
         raise RequestError(f"{where} lies in shared memory, and has data or binary_data_size as well. Give one of them")
+    regions[place]  # before it counts
     body.hold(place.size)
     return copied(tensor.name, tensor.shape, dtype, place, regions, rooms)
 
 
 def copied(
     name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions, rooms: Rooms = NOWHERE
-) -> npt.NDArray[Any]:
-    """A copy of the tensor at a place, for input `name`. RequestError where it does not fit shape and dtype."""
-    where = f"input {name!r}"
+) -> tuple[npt.NDArray[Any], memoryview]:
+    """An array for the tensor at a place, for input `name`, and a copy of its bytes: the array's own, except that strings have still to be
+    made of them. RequestError where it does not fit shape and dtype."""
     regions[place]  # before there is room for it
     array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size", rooms)
-    regions.read(place, piece, where)
-    if dtype.hasobject:
-        return datatypes.unpacked_strings(piece, math.prod(shape), where).reshape(shape)
-    if dtype == np.bool_:
-        np.not_equal(array.view(np.uint8), 0, out=array)  # kernels know of 0 and 1 only
-    return array
+    regions.read(place, piece, f"input {name!r}")
+    return array, piece
 
 
 def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
@@ -198,7 +295,7 @@ def _room(name: str, shape: Sequence[int], dtype: np.dtype[Any], size: int, said
     if dtype.hasobject:
         if size < 4 * n:
             raise RequestError(f"input {name!r}: {size} bytes are too few for {n} strings")
-        return np.empty(0, object), memoryview(bytearray(size))
+        return np.empty(0, object), np.empty(size, np.uint8).data
     if n * dtype.itemsize != size:
         needs = f"shape {list(shape)} of {datatypes.name_of(dtype)} needs {n * dtype.itemsize} bytes"
         raise RequestError(f"input {name!r}: {needs}, {said} is {size}")
@@ -229,9 +326,17 @@ def from_json(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         raise RequestError(f"{where}: shape {tensor.shape} has {math.prod(tensor.shape)} elements, and data has {len(items)}")
     try:
         with np.errstate(over="ignore"):
-            return np.array(items, dtype).reshape(tensor.shape)
+            array = np.array(items, dtype).reshape(tensor.shape)
     except (OverflowError, ValueError) as error:
         raise RequestError(f"{where}: {error}") from None
+    _refuse_overflow(array, where)
+    return array
+
+
+def _refuse_overflow(array: npt.NDArray[Any], where: str) -> None:
+    """RequestError where a number has become infinite: none is in JSON."""
+    if array.dtype.kind in "fV" and not np.isfinite(array).all():
+        raise RequestError(f"{where}: a number is beyond what {datatypes.name_of(array.dtype)} holds. Send infinities as binary data")
 
 
 def _plain(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
@@ -251,7 +356,9 @@ def _plain(tensor: Input, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= array.min() <= array.max() <= np.iinfo(dtype).max:
         return None
     with np.errstate(over="ignore"):
-        return array.astype(dtype).reshape(tensor.shape)
+        found = array.astype(dtype).reshape(tensor.shape)
+    _refuse_overflow(found, f"input {tensor.name!r}")
+    return found
 
 
 def _is_even(text: memoryview, shape: Sequence[int]) -> bool:
@@ -278,29 +385,72 @@ def _flat(data: Any, kind: Any, where: str) -> list[Any]:
         raise RequestError(f"{where}: its data does not fit its datatype: {error}") from None
 
 
-def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> tuple[list[tuple[bytes, bytes]], list[Any]]:
-    """Headers and the pieces of the body. Arrays that are answered in bytes are pieces themselves, not copied."""
+Spelled = dict[str, list[bytes]]
+"""Outputs as they are answered: pieces of a list in JSON, or bytes."""
+
+
+async def spelled(call: Call, results: Mapping[str, npt.NDArray[Any]]) -> Spelled:
+    """The large ones among the outputs that have to be spelled out. A thread does it, so that nobody waits for it."""
+    large = {output: result for output, result in results.items() if result.size > beside.ITEMS and output not in call.places}
+    found: Spelled = {}
+    for output, result in large.items():
+        binary = call.binary.get(output, call.binary_default)
+        if not binary and datatypes.name_of(result.dtype) is not None:
+            found[output] = await beside.run(_listed_in_pieces, result)
+        elif result.dtype.hasobject:
+            found[output] = [await beside.run(datatypes.packed_strings, result)]
+    return found
+
+
+def _listed_in_pieces(array: npt.NDArray[Any]) -> list[bytes]:
+    """A list in JSON as `encoder` writes that of `_listed`, in pieces."""
+    flat, pieces = array.reshape(-1), [b"["]
+    for k in range(0, flat.size, beside.ITEMS):
+        pieces += [encoder.encode(_listed(flat[k : k + beside.ITEMS]))[1:-1], b","]
+    return [*pieces[:-1], b"]"]
+
+
+def answer(
+    call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]], made: Spelled | None = None
+) -> tuple[list[tuple[bytes, bytes]], list[Any]]:
+    """Headers and the pieces of the body. Arrays that are answered in bytes are pieces themselves, not copied. `made`: of `spelled`."""
     outputs: list[Output] = []
     pieces: list[Any] = []
+    listed: dict[int, list[bytes]] = {}
     for output, result in results.items():
         datatype = datatypes.name_of(result.dtype)
         if datatype is None:
             raise RequestError(f"output {output!r} is {result.dtype}, for which the protocol has no name. Ask for other outputs")
-        shape = list(result.shape)
+        shape, there = list(result.shape), made and made.get(output)
         if (place := call.places.get(output)) is not None:
             n = stored(result, place, call.regions, f"output {output!r}")
             said = OutputParameters(shared_memory_region=place.region, shared_memory_offset=place.offset, shared_memory_byte_size=n)
             outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=said))
         elif call.binary.get(output, call.binary_default):
-            piece = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
+            piece = there[0] if there else datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
             pieces.append(piece)
             outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=OutputParameters(binary_data_size=len(piece))))
+        elif there:
+            listed[len(outputs)] = there
+            outputs.append(Output(name=output, datatype=datatype, shape=shape))
         else:
             outputs.append(Output(name=output, datatype=datatype, shape=shape, data=_listed(result)))
-    text = encoder.encode(Answer(model_name=name, model_version=version, id=call.id, outputs=outputs))
+    document = Answer(model_name=name, model_version=version, id=call.id, outputs=outputs)
+    texts = _in_pieces(document, listed) if listed else [encoder.encode(document)]
     if not pieces:
-        return [(b"content-type", b"application/json")], [text]
-    return [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, str(len(text)).encode())], [text, *pieces]
+        return [(b"content-type", b"application/json")], texts
+    return [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, str(sum(map(len, texts))).encode())], [*texts, *pieces]
+
+
+def _in_pieces(document: Answer, listed: Mapping[int, list[bytes]]) -> list[bytes]:
+    """A document whose outputs have these lists as their data. It is not joined: that would take long."""
+    outputs, document.outputs = document.outputs, []
+    pieces = [encoder.encode(document)[:-2]]  # without the end, ]}
+    for k, output in enumerate(outputs):
+        text = encoder.encode(output)
+        pieces += [text[:-1], b',"data":', *listed[k], b"}"] if k in listed else [text]
+        pieces.append(b"," if k + 1 < len(outputs) else b"]}")
+    return pieces
 
 
 def stored(result: npt.NDArray[Any], place: Place, regions: Regions, where: str) -> int:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.inference import class_of, listed_floats
+from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry import steps
@@ -141,8 +143,8 @@ def _are(items: Sequence[Any], kind: type) -> bool:
     return all(type(item) is kind for item in items)  # True is no token
 
 
-async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-    """The answer to a request for embeddings. Errors are RequestError, Refused, and those of `Model.run_async`."""
+async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> bytes:
+    """The answer to a request, an EmbeddingsAnswer in JSON. Errors are RequestError, Refused, and those of `Model.run_async`."""
     embedder = shelved.embedder
     if isinstance(embedder, str):
         raise Refused(400, f"model {shelved.served.name!r} makes no embeddings: {embedder}")
@@ -161,11 +163,15 @@ async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> Embeddings
     if trace is not None:
         trace.enter(steps.ENCODE)
     total = sum(len(text.ids) for text in texts)
-    data = [
-        Embedding(index=k, embedding=_spelled(vector, request.encoding_format))
-        for k, vector in enumerate(_cut(vectors, request.dimensions, embedder.recipe.normalize))
-    ]
-    return EmbeddingsAnswer(data=data, model=request.model, usage=Usage(prompt_tokens=total, total_tokens=total))
+    if vectors.size > beside.ITEMS:
+        return await beside.run(_answer, vectors, request, total, embedder.recipe.normalize)
+    return _answer(vectors, request, total, embedder.recipe.normalize)
+
+
+def _answer(vectors: Vectors, request: EmbeddingsRequest, tokens: int, normalize: bool) -> bytes:
+    cut = _cut(vectors, request.dimensions, normalize)
+    data = [Embedding(index=k, embedding=_spelled(vector, request.encoding_format)) for k, vector in enumerate(cut)]
+    return encoder.encode(EmbeddingsAnswer(data=data, model=request.model, usage=Usage(prompt_tokens=tokens, total_tokens=tokens)))
 
 
 def _refuse_dimensions(dimensions: int | None, there: int | None) -> None:

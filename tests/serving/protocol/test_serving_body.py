@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.protocol.body import Body, Budget, Disconnected
+from aspen_mp.serving.protocol.body import SMALL, Body, Budget, Disconnected
 from aspen_mp.serving.protocol.statuses import Refused
 
 LIMITS = Limits(body=1000, json=100, pending=1500, body_s=0.05)
@@ -116,13 +117,138 @@ def test_lengths_that_are_none(said: bytes) -> None:
         Body(coming([]), {b"content-length": said}, LIMITS, Budget(10))
 
 
+def arrived(budget: Budget, nbytes: int, said: int = 1000) -> Body:
+    """A request of whose body so many bytes have come."""
+    body = Body(coming([b"x" * nbytes], ends=False), {b"content-length": b"%d" % said}, LIMITS, budget)
+    asyncio.run(body._next())
+    return body
+
+
+def test_what_was_announced_and_has_not_come_costs_nothing() -> None:
+    budget = Budget(LIMITS.pending)
+    idle = [Body(coming([]), {b"content-length": b"1000"}, LIMITS, budget) for _ in range(100)]
+    with contextlib.ExitStack() as stack:
+        for each in idle:
+            stack.enter_context(each)
+        with arrived(budget, 1000):
+            pass
+
+
 def test_bodies_together_have_a_limit() -> None:
     budget = Budget(LIMITS.pending)
-    with Body(coming([]), {b"content-length": b"1000"}, LIMITS, budget):
-        with pytest.raises(Refused) as refused, Body(coming([]), {b"content-length": b"501"}, LIMITS, budget):
-            pass
+    with arrived(budget, 1000):
+        with pytest.raises(Refused) as refused:
+            arrived(budget, 501)
         assert (refused.value.status, refused.value.retry_s) == (429, 1)
-        with Body(coming([]), {b"content-length": b"500"}, LIMITS, budget):
+        with arrived(budget, 500):
             pass
-    with Body(coming([]), {b"content-length": b"501"}, LIMITS, budget):
+    with arrived(budget, 501):
         pass
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2 * SMALL)), max_size=60), st.integers(0, 12 * SMALL))
+def test_a_budget_keeps_its_last_eighth_for_small_requests(takes: list[tuple[int, int]], most: int) -> None:
+    """Six requests take in any order, and give everything back when one is refused."""
+    budget, held = Budget(most), [0] * 6
+    for k, nbytes in takes:
+        others = sum(held) - held[k]
+        room = most if held[k] + nbytes <= SMALL else most - most // 8
+        if others and sum(held) + nbytes > room:
+            with pytest.raises(Refused):
+                budget.take(nbytes, held[k])
+            budget.give(held[k])
+            held[k] = 0
+        else:
+            budget.take(nbytes, held[k])
+            held[k] += nbytes
+    budget.give(sum(held))
+    budget.take(most)
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time passes only where it waits, and then at once."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+SLOW = Limits(body=10000, json=10000, rate=10, slow_s=8.0, body_s=60.0)
+
+
+def status_of(arrivals: list[tuple[int, int]], size: int) -> int:
+    """What the protocol asks for: 408 once a window ends in which too little has come, or the time for all is over."""
+    at = window = since = came = 0
+    for wait, nbytes in arrivals:
+        at += wait
+        while (end := min(window + 8, 60)) < at:
+            if end == 60 or came - since < 80:
+                return 408
+            window, since = end, came
+        came += nbytes
+        if came >= size:
+            return 200
+    return 408
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30).map(lambda half: half + 0.5), st.integers(1, 200)), max_size=30),
+    st.integers(1, 2000),
+    st.booleans(),
+)
+def test_a_body_has_a_least_rate(arrivals: list[tuple[float, int]], size: int, direct: bool) -> None:
+    """Pieces come after drawn times. `direct`: they are read where they belong."""
+
+    async def work() -> int:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        at, came = 0.0, 0
+        for wait, nbytes in arrivals:
+            at += wait
+            piece = b"x" * min(nbytes, size - came)
+            came += len(piece)
+            if piece:
+                loop.call_at(at, queue.put_nowait, piece)
+
+        class Reads:
+            def at_hand(self, n: int) -> memoryview | None:
+                return None
+
+            async def read_into(self, target: memoryview, until: float | None = None, note: Any = None) -> int:
+                async with asyncio.timeout_at(until):
+                    for k in range(len(target)):  # a byte at a time: a time-out loses none
+                        if not left:
+                            left.extend(await queue.get())
+                        target[k : k + 1] = bytes([left.pop()])
+                        note(1)
+                return len(target)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": await queue.get(), "more_body": True}
+
+        left = bytearray()
+        headers = {b"content-length": b"%d" % size}
+        with Body(receive, headers, SLOW, Budget(1 << 20), Reads() if direct else None) as body:
+            try:
+                target = np.zeros(size, np.uint8)
+                body._more = True
+                if direct:
+                    await body.read_into([target.data])
+                else:
+                    while body._seen < size:
+                        await body._next()
+            except Refused as refused:
+                return refused.status
+        return 200
+
+    loop = Clock()
+    try:
+        assert loop.run_until_complete(work()) == status_of([(w, n) for w, n in arrivals], size)  # type: ignore[misc]
+    finally:
+        loop.close()

@@ -1,0 +1,154 @@
+"""Requests in JSON that are large: long lists of numbers are taken out of the text, and decoded piece by piece.
+
+`split` takes the lists out. The rest is decoded as every request is, which finds whatever is no JSON in it. `array` decodes one list. Both
+run in the thread of `beside`: no step of them keeps Python for long, whatever the text is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.serving.protocol import beside
+from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.shm.errors import RequestError
+
+LARGE: Final = 256 << 10
+"""Bytes of JSON from which on it is decoded in this way."""
+LONG: Final = 32 << 10
+"""Bytes of a list that is taken out."""
+MOST_KEYS: Final = 1024
+"""How many keys `data` are looked at. What lies behind so many stays in the text, where its marks are counted."""
+_WINDOW: Final = 1 << 20
+_KEY: Final = re.compile(rb'(?<!\\)"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')
+_KEY_ROOM: Final = 256
+"""Bytes of a key with the white space around it that are found wherever they lie."""
+_NUMBERS: Final = b"0123456789+-.eEtrufalsn"
+"""The letters of numbers, and of true, false and null."""
+_SPACE: Final = b" \t\n\r"
+_LISTED: Final = _NUMBERS + _SPACE + b"[],"
+_NO_MARKS: Final = bytes(set(range(256)) - set(b',:"[]{}'))
+_AS_ONE: Final = bytes.maketrans(_NUMBERS, b"0" * len(_NUMBERS))
+_FLAT: Final = bytes.maketrans(b"[]", b"  ")
+
+Runs = dict[bytes, memoryview]
+"""Lists that were taken out, by what stands in their place."""
+
+
+def split(text: memoryview, most_marks: int) -> tuple[bytes, Runs]:
+    """The text without its long lists of numbers, and these. A list is what follows a key `data` and consists of nothing but numbers, white
+    space, commas and brackets. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets."""
+    word, runs, at = secrets.token_hex(8), Runs(), 0
+    parts: list[bytes | memoryview] = []
+    for _ in range(MOST_KEYS):
+        begin = _next_list(text, at)
+        if begin is None:
+            break
+        end = _end(text, begin)
+        if end - begin >= LONG:
+            place = f'"{word}-{len(runs)}"'.encode()
+            parts += [text[at:begin], place]
+            runs[place] = text[begin:end]
+        else:
+            end = begin
+            parts.append(text[at:begin])
+        at = end
+    rest = b"".join([*parts, text[at:]])
+    marks = sum(len(rest[k : k + _WINDOW].translate(None, _NO_MARKS)) for k in range(0, len(rest), _WINDOW))
+    if marks > most_marks:
+        raise Refused(
+            413,
+            f"the JSON part has {marks} commas, colons, quotes and brackets beside its long lists of numbers, and this server takes "
+            f"{most_marks}. Send tensors as binary data",
+        )
+    return rest, runs
+
+
+def _next_list(text: memoryview, at: int) -> int | None:
+    """Where the next list begins that follows a key `data`."""
+    while at < len(text):
+        if match := _KEY.search(text, at, min(len(text), at + _WINDOW)):
+            return match.end()
+        at += _WINDOW - _KEY_ROOM
+    return None
+
+
+def _end(text: memoryview, begin: int) -> int:
+    """The end of the list that begins there, if it has numbers only; otherwise where the first of what it has besides may be."""
+    at = begin
+    while at < len(text):
+        block = bytes(text[at : at + beside.STEP])
+        strange = block.translate(None, _LISTED)
+        if strange:
+            at += block.find(strange[:1])
+            break
+        at += len(block)
+    tail = bytes(text[max(begin, at - _KEY_ROOM) : at])
+    closing = tail.rfind(b"]")  # what follows it belongs to the object around the list
+    return begin if closing < 0 else at - len(tail) + closing + 1
+
+
+def array(
+    run: memoryview, shape: Sequence[int], dtype: np.dtype[Any], where: str, decode: Callable[[bytes, int], npt.NDArray[Any]]
+) -> npt.NDArray[Any]:
+    """The tensor whose list was taken out. `decode`: reads a flat list of so many numbers. RequestError where it does not fit."""
+    n = math.prod(shape)
+    _check_form(run, shape, n, where)
+    found = np.empty(n, dtype)
+    at = 0
+    for block in _blocks(run):
+        k = block.count(b",") + 1
+        found[at : at + k] = decode(b"[" + block.translate(_FLAT) + b"]", k)
+        at += k
+    return found.reshape(shape)
+
+
+def _check_form(run: memoryview, shape: Sequence[int], n: int, where: str) -> None:
+    """RequestError unless the list is flat or nested as the shape is, and has so many elements."""
+    form, last, beside_lists = [], b"", False
+    for k in range(0, len(run), beside.STEP):
+        block = bytes(run[k : k + beside.STEP])
+        form.append(block.translate(None, _NUMBERS + _SPACE))
+        dense = last + block.translate(_AS_ONE, _SPACE)
+        beside_lists = beside_lists or b"]0" in dense or b"0[" in dense
+        last = dense[-1:]
+    marks = b"".join(form)
+    commas = sum(part.count(b",") for part in form)
+    if commas + 1 != n:
+        raise RequestError(f"{where}: shape {list(shape)} has {n} elements, and data has {commas + 1}")
+    for extents in ([n], shape):
+        nested = sum(math.prod(extents[:k]) for k in range(len(extents)))
+        if len(marks) == commas + 2 * nested and not beside_lists and marks == _form(extents):
+            return
+    raise RequestError(f"{where}: data of such a size must be a flat list, or nested as shape {list(shape)} is")
+
+
+def _form(shape: Sequence[int]) -> bytes:
+    """The commas and brackets of a list of this shape."""
+    form = b""
+    for extent in reversed(shape):
+        form = b"[" + (form + b",") * (extent - 1) + form + b"]"
+    return form
+
+
+def _blocks(run: memoryview) -> Iterator[bytes]:
+    """The list in pieces that end before a comma."""
+    at = 0
+    while at < len(run):
+        step = beside.STEP
+        block = bytes(run[at : at + step])
+        end = block.rfind(b",")
+        while end < 0 and at + step < len(run):
+            step *= 2
+            block = bytes(run[at : at + step])
+            end = block.rfind(b",")
+        if at + step >= len(run):
+            end = len(block)
+        yield block[:end]
+        at += end + 1
