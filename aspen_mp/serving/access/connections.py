@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from aspen_mp.serving.access import descriptors
 from aspen_mp.serving.access.unread import Unread
 from aspen_mp.serving.limits import Limits
 
@@ -27,6 +28,8 @@ _HEAD: Final = 16 << 10
 _PIECE: Final = 256 << 10
 _READS: Final = 8
 """How often a body is read in one turn of the loop. Its client writes more meanwhile, and others wait."""
+_TURN: Final = 1 << 20
+"""Bytes of a body that are read in one turn, about. A client that sends as fast as they are read would otherwise hold the loop."""
 _SHORT: Final = 64 << 10
 """Bytes of an answer that are joined with its head, although they have to be copied for that."""
 
@@ -137,6 +140,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._bypassed = False  # whether these pass by the parser
         self._sink: memoryview | None = None  # what they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
+        self._turn = 0  # bytes that were read into it in this turn of the loop
         self._note: Note | None = None  # told what comes into it
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
         self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
@@ -144,8 +148,11 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_protocol(_Reader(self))
-        if transport.get_extra_info("sslcontext") is None and (sock := transport.get_extra_info("socket")) is not None:
-            self._fd = sock.fileno()
+        if (sock := transport.get_extra_info("socket")) is not None:
+            if transport.get_extra_info("sslcontext") is None:
+                self._fd = sock.fileno()
+            if not descriptors.OWN.have_room(sock.fileno()):
+                transport.close()
         self.unread = Unread(self.loop, transport, self._fd, self.limits)
         self._arm()  # also a connection on which nothing ever comes
 
@@ -162,7 +169,7 @@ class LimitedConnection(HttpToolsProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
         if self._sink is not None:
-            return self._sink
+            return self._sink[:_PIECE]
         if self._bypassed:
             return self._scratch[: self._left]
         return self._scratch if self._in_message or self._refused else self._scratch[:_HEAD]
@@ -178,8 +185,12 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             super().on_body(bytes(self._scratch[:nbytes]))
         self._passed_by(nbytes, direct=direct)
+        self._turn += nbytes
         if self._left and not self._sink:
             self.flow.pause_reading()
+        elif self._turn >= _TURN and self._sink:
+            self.flow.pause_reading()
+            self.loop.call_soon(self._next_turn)
         if direct and note is not None:
             try:
                 note(nbytes)
@@ -188,6 +199,11 @@ class LimitedConnection(HttpToolsProtocol):
                 return
         if self._sink is not None and not self._sink:
             self._fill_ends(there=True)
+
+    def _next_turn(self) -> None:
+        self._turn = 0
+        if self._sink and not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _passed_by(self, nbytes: int, *, direct: bool) -> None:
         """So many bytes of a body have come by the parser, straight to the application or not."""
@@ -231,7 +247,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._bypassed = True
         at = known
         for _ in range(_READS):
-            if not (n := self._read_now(target[at : known + following])):
+            if at >= _TURN or not (n := self._read_now(target[at : min(known + following, at + _PIECE)])):
                 break
             at += n
             if note is not None:

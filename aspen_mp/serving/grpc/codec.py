@@ -114,6 +114,7 @@ async def read(
             raise inference.unknown(tensor.name, known)
         dtype = inference.dtype_of(tensor.name, tensor.datatype, info)
         shape = _shape(tensor)
+        inference.check_strings(dtype, math.prod(shape), f"input {tensor.name!r}", limits)
         if (raw or k in places) and tensor.HasField("contents"):
             raise RequestError(f"input {tensor.name!r} has contents, and bytes or shared memory as well. Give one of them")
         if k in places:
@@ -164,7 +165,6 @@ async def _array(
     _check_contents(tensor, n)
     if n <= beside.ITEMS:
         return _from_contents(tensor, dtype, n)
-    inference.check_strings(dtype, n, f"input {tensor.name!r}", limits)
     charge(n * (dtype.itemsize if not dtype.hasobject else inference.STRING))
     return await beside.run(_from_contents, tensor, dtype, n)
 

@@ -74,6 +74,7 @@ class Service:
         self._regions = NONE if named is None else named.memory.regions
         self._log = log
         self._telemetry = telemetry
+        self._unread = Budget(limits.unsent)
 
     def handlers(self) -> Any:
         """All methods, for `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -96,11 +97,28 @@ class Service:
         }
         found = {}
         for each in schema.methods():
-            kind = grpc.stream_stream_rpc_method_handler if each.client_streaming else grpc.unary_unary_rpc_method_handler
+            kind = grpc.stream_stream_rpc_method_handler if each.client_streaming else grpc.stream_unary_rpc_method_handler
             read, write = _reader(schema.class_of(each.input_type), self._limits), schema.class_of(each.output_type).SerializeToString
             guarded = self.guarded(f"{schema.SERVICE}/{each.name}", methods[each.name], probe=each.name in OPEN)
-            found[each.name] = kind(guarded, read, write)
+            found[each.name] = kind(guarded if each.client_streaming else self._one(guarded), read, write)
         return grpc.method_handlers_generic_handler(schema.SERVICE, found)
+
+    def _one(self, handler: Handler) -> Handler:
+        """The method with the one message of a call, for which it waits `Limits.body_s`. grpcio itself would wait for any time, so that it
+        is told to expect a stream."""
+
+        async def one(requests: Any, context: Any) -> Any:
+            try:
+                async with asyncio.timeout(self._limits.body_s):
+                    request = await context.read()
+            except TimeoutError:
+                late = f"the message was not there within {self._limits.body_s:g} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
+            if request is grpc.aio.EOF:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+            return await handler(request, context)
+
+        return one
 
     def guarded(self, path: str, handler: Handler, *, probe: bool = False) -> Handler:
         """Return the method with its errors as statuses of gRPC, a line in the access log if there is one, and a span if there are traces.
@@ -157,7 +175,7 @@ class Service:
 
     # ---- inference
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, request: Any, context: Any, *, stream: bool = False) -> Any:
         """ModelInfer. A cancelled call cancels the task that this runs in, and with it the request."""
         shelf = self._shelf
         shelf.refuse_if_absent()
@@ -184,9 +202,18 @@ class Service:
                 named = call, shelved.served.name, str(shelved.served.version), results
                 response = await beside.run(codec.answer, *named) if codec.is_large(call, results) else codec.answer(*named)
                 counted.has_written()
+                if not stream:
+                    self._count_until_sent(response)
                 return response
         finally:
             self._budget.give(held)
+
+    def _count_until_sent(self, response: Any) -> None:
+        """A large answer counts with those that other clients have not read. Refused (429) where these are too many."""
+        nbytes, task = response.ByteSize(), asyncio.current_task()
+        if nbytes > large_json.LARGE and task is not None:
+            self._unread.take(nbytes)
+            task.add_done_callback(lambda task: self._unread.give(nbytes))
 
     async def _infer_stream(self, requests: Any, context: Any) -> None:
         """ModelStreamInfer: answers in the order of requests, of which several are computed at a time. Errors of one do not end others."""
@@ -218,7 +245,7 @@ class Service:
             if isinstance(request, partial):
                 request = await beside.run(request)
             with steps.part_of(steps.CURRENT.get(), steps.REQUEST):
-                response = await self._infer(request, context)
+                response = await self._infer(request, context, stream=True)
         except Exception as error:
             of = {} if isinstance(request, partial) else {"id": request.id, "model_name": request.model_name}
             return schema.ModelStreamInferResponse(error_message=statuses.told(error), infer_response=schema.ModelInferResponse(**of))

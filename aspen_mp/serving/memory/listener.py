@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any, Final
 
+from aspen_mp.serving.access import descriptors
 from aspen_mp.serving.access.ending import LAST_S, EndingConnection, accept_all
 from aspen_mp.serving.http import REGIONS
 from aspen_mp.serving.limits import Limits
@@ -80,6 +82,7 @@ class Listener:
         except BlockingIOError:  # another front end was faster
             return
         except OSError:
+            descriptors.OWN.tell(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             loop.remove_reader(self._sock)
             loop.call_later(PAUSE_S, self._listen)
             return

@@ -42,7 +42,6 @@ LARGE_TENSOR: Final = 1 << 20
 """Bytes of a tensor whose shape is checked before they are read, and that is not handled at once."""
 STRING: Final = 72
 """Bytes of memory of an element of a tensor of strings, besides its characters."""
-_OBJECT: Final = np.dtype(object)
 _ITEMS: Final[dict[str, Any]] = {"b": list[bool], "i": list[int], "u": list[int], "f": list[float], "V": list[float], "O": list[str]}
 _READ: Final = {"i": ("i", np.int64), "u": ("u", np.uint64), "f": ("d", np.float64), "V": ("d", np.float64)}
 """What numbers in JSON are read as, by kind: simdjson's letter and numpy's type."""
@@ -127,7 +126,10 @@ def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, heade
         info = known.get(tensor.name)
         if info is None:
             raise unknown(tensor.name, known)
-        dtypes.append(dtype_of(tensor.name, tensor.datatype, info))
+        dtype = dtype_of(tensor.name, tensor.datatype, info)
+        dtypes.append(dtype)
+        if dtype.hasobject:
+            check_strings(dtype, math.prod(tensor.shape), f"input {tensor.name!r}", body.limits)
         size = tensor.parameters.binary_data_size
         if size is not None and header_length is None:
             raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
@@ -169,7 +171,6 @@ async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs
     run = runs.get(bytes(data)) if isinstance(data, msgspec.Raw) and len(memoryview(data)) < 64 else None
     n = math.prod(tensor.shape)
     if run is None or dtype.hasobject:
-        check_strings(dtype, n, f"input {tensor.name!r}", body.limits)
         return await beside.run(from_json, tensor, dtype)
     if 2 * n - 1 > len(run):
         raise RequestError(f"input {tensor.name!r}: shape {tensor.shape} has {n} elements, and data has fewer")
@@ -194,7 +195,6 @@ async def to_bools(array: npt.NDArray[Any]) -> None:
 async def strings_of(data: memoryview, shape: Sequence[int], where: str, limits: Limits, charge: Callable[[int], None]) -> npt.NDArray[Any]:
     """The tensor of strings from its bytes. A thread makes them where they are many, and they are charged then. RequestError, Refused."""
     n = math.prod(shape)
-    check_strings(_OBJECT, n, where, limits)
     if n <= beside.ITEMS and len(data) < LARGE_TENSOR:
         return datatypes.unpacked_strings(data, n, where).reshape(shape)
     wide = 4 if np.frombuffer(data, np.uint8).max(initial=0) > 127 else 1  # bytes of a character in memory, at most
