@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from test_serving_protocol import arrays, every_type
 grpc = pytest.importorskip("grpc", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
 pytest.importorskip("google.protobuf", reason="gRPC is an extra: pip install 'aspen-mp[grpc]'")
 
+from aspen_mp.client.signature import ValueInfo  # noqa: E402
 from aspen_mp.serving.grpc import codec, schema  # noqa: E402
+from aspen_mp.serving.limits import Limits  # noqa: E402
+from aspen_mp.serving.memory.regions import NONE  # noqa: E402
 from aspen_mp.serving.protocol import datatypes  # noqa: E402
 
 
@@ -120,11 +124,17 @@ def test_halves_have_no_contents(server: tools.Server) -> None:
         call("ModelInfer", request)
 
 
+def read(request: Any, remaining_s: float | None = None, dtype: Any = np.float32) -> Any:
+    """The call that a model with an input x makes of a request."""
+    known = [ValueInfo("x", None, np.dtype(dtype))]
+    return asyncio.run(codec.read(request, known, remaining_s, NONE, Limits(), lambda nbytes: None))
+
+
 @pytest.mark.parametrize("name", sorted(codec.FIELDS))
 def test_contents_are_read_and_written(name: str) -> None:
     array = arrays()[name]
     request = infer_request("m", {"x": array}, raw=False)
-    call = codec.read(request, [], None)
+    call = read(request, dtype=array.dtype)
     np.testing.assert_array_equal(call.feeds["x"], array)
     assert call.feeds["x"].dtype == array.dtype
     response = codec.answer(call, "m", "1", {"y": array})
@@ -135,7 +145,7 @@ def test_contents_are_read_and_written(name: str) -> None:
 def test_the_nearer_deadline_counts() -> None:
     def deadline(remaining_s: float | None, **parameters: int) -> float | None:
         request = schema.message("ModelInferRequest")(parameters={key: {"int64_param": value} for key, value in parameters.items()})
-        return codec.read(request, [], remaining_s).deadline_ms
+        return read(request, remaining_s).deadline_ms
 
     assert deadline(None) is None
     assert deadline(2.0) == 2000
@@ -146,7 +156,7 @@ def test_the_nearer_deadline_counts() -> None:
 
 def test_priorities_are_words_and_numbers() -> None:
     def priority(**value: Any) -> str | None:
-        return codec.read(schema.message("ModelInferRequest")(parameters={"priority": value}), [], None).priority
+        return read(schema.message("ModelInferRequest")(parameters={"priority": value})).priority
 
     assert [priority(uint64_param=number) for number in range(4)] == [None, "high", "normal", "low"]
     assert priority(string_param="high") == "high"
