@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +23,7 @@ from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
 
+EXAMPLES = 20000 if os.environ.get("ASPEN_MP_TIER") == "long" else 300
 DTYPES = {"FP32": np.float32, "FP64": np.float64, "INT64": np.int64, "UINT8": np.uint8, "BOOL": np.bool_, "BYTES": object}
 SPACES = st.sampled_from(["", "", "", " ", "\n", "\t ", "\r\n    "])
 JUNK = ["", "", "", '"data":[1,2],', '"x":"\\"data\\":[1,2,3,4]",', '"y":{"data":["a"]},', '"x\\"data":[1,2,3],']
@@ -83,7 +86,7 @@ def outcome(text: str, datatype: str, shape: list[int]) -> Any:
 @example(('{"inputs":[{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3],[4]}]}', "FP32", [3]))
 @example(('{"inputs":[{"name":"x","shape":[4],"datatype":"FP32","data":[1,2,,3]}]}', "FP32", [4]))
 @example(('{"inputs":[{"name":"x","shape":[2,1],"datatype":"FP32","data":[[1],2[]]}]}', "FP32", [2, 1]))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_large_requests_are_read_as_json_reads_them(drawn: tuple[str, str, list[int]]) -> None:
     text, datatype, shape = drawn
     found = outcome(text, datatype, shape)
@@ -111,7 +114,7 @@ def test_what_is_drawn_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rest == text
 
 
-@pytest.mark.parametrize("junk", ['[[],[],[],[]]', '{"a":1,"b":2}', '["","","",""]', '"[[[[,,,,"'])
+@pytest.mark.parametrize("junk", ["[[],[],[],[]]", '{"a":1,"b":2}', '["","","",""]', '"[[[[,,,,"'])
 def test_what_is_no_number_has_a_limit(junk: str) -> None:
     text = f'{{"inputs":[],"junk":{junk}}}'.encode()
     marks = sum(text.count(mark) for mark in (b",", b":", b'"', b"[", b"]", b"{", b"}"))
@@ -128,10 +131,8 @@ def test_what_is_no_number_has_a_limit(junk: str) -> None:
     st.lists(st.tuples(st.sampled_from(["f4", "f8", "f2", "i8", "u1", "?", "O", "bf16"]), st.integers(0, 30), st.booleans()), max_size=4),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES // 4, deadline=None)
 def test_large_answers_have_the_same_bytes(outputs: list[tuple[str, int, bool]], identified: bool) -> None:
-    import asyncio
-
     rng = np.random.default_rng(len(outputs))
     results = {}
     for k, (kind, n, _) in enumerate(outputs):
@@ -146,9 +147,7 @@ def test_large_answers_have_the_same_bytes(outputs: list[tuple[str, int, bool]],
     binary = {f"o{k}": in_bytes for k, (_, _, in_bytes) in enumerate(outputs)}
     call = Call("i" if identified else "", {}, None, binary, False, None, None)
     made = asyncio.run(inference.spelled(call, results))
-    assert set(made) == {
-        f"o{k}" for k, (kind, n, in_bytes) in enumerate(outputs) if n > beside.ITEMS and (not in_bytes or kind == "O")
-    }
+    assert set(made) == {f"o{k}" for k, (kind, n, in_bytes) in enumerate(outputs) if n > beside.ITEMS and (not in_bytes or kind == "O")}
     headers, pieces = inference.answer(call, "m", "1", results, made)
     wanted_headers, wanted = inference.answer(call, "m", "1", results)
     assert headers == wanted_headers

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving_tools  # noqa: F401
+from cost_tools import run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,26 +166,13 @@ def test_a_budget_keeps_its_last_eighth_for_small_requests(takes: list[tuple[int
     budget.take(most)
 
 
-class Clock(asyncio.SelectorEventLoop):
-    """A loop whose time passes only where it waits, and then at once."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
-
-
 SLOW = Limits(body=10000, json=10000, rate=10, slow_s=8.0, body_s=60.0)
 
 
-def status_of(arrivals: list[tuple[int, int]], size: int) -> int:
+def status_of(arrivals: list[tuple[float, int]], size: int) -> int:
     """What the protocol asks for: 408 once a window ends in which too little has come, or the time for all is over."""
-    at = window = since = came = 0
+    at = window = 0.0
+    since = came = 0
     for wait, nbytes in arrivals:
         at += wait
         while (end := min(window + 8, 60)) < at:
@@ -247,8 +235,4 @@ def test_a_body_has_a_least_rate(arrivals: list[tuple[float, int]], size: int, d
                 return refused.status
         return 200
 
-    loop = Clock()
-    try:
-        assert loop.run_until_complete(work()) == status_of([(w, n) for w, n in arrivals], size)  # type: ignore[misc]
-    finally:
-        loop.close()
+    assert run(work()) == status_of(arrivals, size)
