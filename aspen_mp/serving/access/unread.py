@@ -26,11 +26,14 @@ class Unread:
         self._fd = fd
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._over = False
         self._left = 0  # bytes that had not been read at the last look
 
     def owe(self, more: int) -> None:
         """The transport has bytes that it cannot send now, and `more` wait for it."""
         owing = Unread.owing
+        if self._over:
+            return
         owing[self] = self._transport.get_write_buffer_size() + more
         if self._timer is None:
             self._left = self._unread()
@@ -46,6 +49,7 @@ class Unread:
 
     def forget(self) -> None:
         """The connection has ended."""
+        self._over = True
         Unread.owing.pop(self, None)
         self._stop()
 

@@ -42,8 +42,11 @@ Runs = dict[bytes, memoryview]
 
 
 def split(text: memoryview, most_marks: int) -> tuple[bytes, Runs]:
-    """The text without its long lists of numbers, and these. A list is what follows a key `data` and consists of nothing but numbers, white
-    space, commas and brackets. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets."""
+    """The text without its long lists of numbers, and these.
+
+    A list is what follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is
+    never read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
+    """
     word, runs, at = secrets.token_hex(8), Runs(), 0
     parts: list[bytes | memoryview] = []
     for _ in range(MOST_KEYS):
