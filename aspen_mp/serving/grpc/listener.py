@@ -60,7 +60,8 @@ class Listener:
                 ("grpc.absolute_max_metadata_size", limits.header),
                 ("grpc.max_concurrent_streams", limits.streams),
                 ("grpc.keepalive_time_ms", round(limits.unread_s * 1000)),
-                ("grpc.keepalive_timeout_ms", round(limits.slow_s * 1000)),
+                ("grpc.keepalive_timeout_ms", round(limits.unread_s * 1000)),
+                ("grpc.http2.ping_timeout_ms", round(limits.unread_s * 1000)),
                 ("grpc.max_connection_idle_ms", round(limits.keep_alive_s * 1000)),
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
             ]

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 MOST_TENSORS: Final = 256
 MOST_DIMENSIONS: Final = 32
 
+Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Dimension = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 
@@ -46,8 +47,8 @@ class Wanted(msgspec.Struct, kw_only=True):
 class Parameters(msgspec.Struct, kw_only=True):
     """What a request may say besides. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low."""
 
-    timeout: Annotated[int, Meta(ge=0)] | None = None
-    priority: Annotated[int, Meta(ge=0)] | str | None = None
+    timeout: Whole | None = None
+    priority: Whole | str | None = None
     binary_data_output: bool = False
     sequence_id: Any = None
     sequence_start: Any = None

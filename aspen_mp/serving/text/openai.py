@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.inference import class_of, listed_floats
-from aspen_mp.serving.protocol.messages import encoder
+from aspen_mp.serving.protocol.messages import Whole, encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry import steps
@@ -42,8 +42,8 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     user: str | None = None
-    timeout: Annotated[int, Meta(ge=0)] | None = None
-    priority: Annotated[int, Meta(ge=0)] | Literal["high", "normal", "low"] | None = None
+    timeout: Whole | None = None
+    priority: Whole | Literal["high", "normal", "low"] | None = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
