@@ -377,8 +377,12 @@ class Around:
             trace = None if scope["path"] in UNTRACED else self._telemetry.http(scope)
             steps.CURRENT.set(trace)  # also None: a pipelined request begins in the context of the one before
 
+        exchange: Exchange | None = scope.get("extensions", {}).get(EXCHANGE)
+
         async def noted(message: Message) -> None:
             nonlocal status, sent
+            if exchange is not None and exchange.has_ended():
+                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self._shelf.closing:
@@ -397,7 +401,6 @@ class Around:
             await failure(refused, scope["path"])(scope, receive, noted)
         finally:
             if trace is not None or self._log is not None:
-                exchange: Exchange | None = scope.get("extensions", {}).get(EXCHANGE)
                 if not status and exchange is not None:
                     status, sent = exchange.answered
                 self._tell(scope, status, sent, time.perf_counter() - began, trace)

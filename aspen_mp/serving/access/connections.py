@@ -88,7 +88,7 @@ class Exchange:
         if cycle.flow.write_paused:
             self._connection.unread.owe(nbytes)
             await cycle.flow.drain()
-        if cycle.disconnected:
+        if self.has_ended():
             return
         cycle.keep_alive = cycle.keep_alive and not close
         cycle.response_started = cycle.response_complete = True
@@ -105,6 +105,12 @@ class Exchange:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+    def has_ended(self) -> bool:
+        """Whether nothing can be answered any more. uvicorn is told so only of the connection's last request, and only later."""
+        cycle = self._cycle
+        cycle.disconnected = cycle.disconnected or cycle.transport.is_closing()
+        return bool(cycle.disconnected)
 
     def watch(self, gone: Callable[[], None] | None) -> None:
         """`gone` is called if the client goes, from now on. None: it is not called any more. The body has been read."""
