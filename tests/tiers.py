@@ -88,6 +88,7 @@ FULL: Final = {
             *(f"crash/kills/test_{name}.py" for name in ("client_storm", "kill_everything", "planning_children", "stateful")),
             *(f"crash/kills/test_storm.py::test_workers_{end}" for end in ("are_killed", "come_and_go")),
             "crash/outages/test_outages.py",
+            "serving/costs/test_serving_attacks.py",
             "crash/outages/test_retry.py::test_killed_again_and_again",
             "crash/kills/test_process_ends.py",
             "crash/scarcity",

@@ -6,9 +6,12 @@ import asyncio
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
+import folders
+import msgspec
 import numpy as np
 import pytest
 import serving_tools  # noqa: F401 (skips these without the extra)
@@ -165,6 +168,14 @@ def test_nothing_is_made_for_what_a_message_does_not_have(
     assert status in {200, 400, 413}
     assert status != 200 or (name != "z" and math.prod(shape) * 4 <= nbytes)
     assert sum(made) <= 4 * nbytes + 64
+
+
+def test_every_limit_is_documented() -> None:
+    """The guide has a row for each, with its default."""
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "s": 1}
+    page = (folders.ROOT / "docs/howto/serve.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) ?(\w*) \|", page.partition("## Limits")[2].partition("\n## ")[0], re.MULTILINE)
+    assert {name: int(number) * units.get(unit, 1) for name, number, unit in rows} == msgspec.structs.asdict(Limits())
 
 
 @pytest.mark.parametrize("fields", [0, 3, 2000])
