@@ -131,7 +131,7 @@ def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, heade
         if dtype.hasobject:
             check_strings(dtype, math.prod(tensor.shape), f"input {tensor.name!r}", body.limits)
         size = tensor.parameters.binary_data_size
-        if size is not None and header_length is None:
+        if size is not None and header_length is None and tensor.parameters.shared_memory_region is None:
             raise RequestError(f"input {tensor.name!r} has binary_data_size, and the header Inference-Header-Content-Length is missing")
         total += size or 0
         if (size or tensor.parameters.shared_memory_byte_size or 0) >= large:
