@@ -263,7 +263,6 @@ def _shared(
     where = f"input {tensor.name!r}"
     if tensor.parameters.binary_data_size is not None or isinstance(tensor.data, msgspec.Raw):
         raise RequestError(f"{where} lies in shared memory, and has data or binary_data_size as well. Give one of them")
-    regions[place]  # before it counts
     body.hold(place.size)
     return copied(tensor.name, tensor.shape, dtype, place, regions, rooms)
 
