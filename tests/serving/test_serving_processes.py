@@ -221,20 +221,20 @@ def test_the_next_runtime_of_the_name(models: Path) -> None:
 
 def test_too_many_requests(models: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)
-    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
-    body = json.dumps({"inputs": [tensor]}).encode()
+    tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
     with tools.serving(models, models, "--max-queued", "1") as server:
         clients = [tools.Client(server.address) for _ in range(8)]
         seen: set[int] = set()
 
         def once(k: int) -> None:
-            status, headers, said = clients[k].ask("/v2/models/chain/infer", body)
-            assert status == 200 or (status == 429 and headers["retry-after"] and said["error"])
+            status, answered, said = clients[k].ask("/v2/models/chain/infer", text + x.tobytes(), headers)
+            assert status == 200 or (status == 429 and answered["retry-after"] and said["error"])
             seen.add(status)
 
-        with tools.load(len(clients), once):
-            while seen != {200, 429}:
-                server.process.poll()
+        with tools.load(len(clients), once) as counts, counts.changed:
+            assert counts.changed.wait_for(lambda: seen == {200, 429} or counts.errors, tools.WATCHDOG_S)
         for each in clients:
             each.close()
 

@@ -24,6 +24,7 @@ import raw_http2  # noqa: E402
 
 from aspen_mp.serving.access.tokens import Tokens  # noqa: E402
 from aspen_mp.serving.grpc import listener, schema, service  # noqa: E402
+from aspen_mp.serving.grpc.health import Health  # noqa: E402
 from aspen_mp.serving.limits import Limits  # noqa: E402
 from aspen_mp.serving.protocol.body import Budget  # noqa: E402
 
@@ -161,6 +162,9 @@ class NoShelf:
     all: tuple[()] = ()
     unserved: tuple[()] = ()
 
+    def tell(self) -> None:
+        """Nobody watches it."""
+
 
 def against_grpc(limits: Limits, client: Any) -> None:
     """Runs `client(address)` against the service, without models."""
@@ -169,7 +173,7 @@ def against_grpc(limits: Limits, client: Any) -> None:
         shelf: Any = NoShelf()
         served = service.Service(shelf, limits, Budget(limits.pending), Tokens([]), None, None, None)
         with listener.reserved("127.0.0.1", 0) as address:
-            listening = listener.Listener(served, address, limits, None)
+            listening = listener.Listener(served, Health(shelf, Tokens([])), address, limits, None)
             await listening.start()
             try:
                 await asyncio.to_thread(client, address)
