@@ -186,12 +186,12 @@ def status_of(arrivals: list[tuple[float, int]], size: int) -> int:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 30).map(lambda half: half + 0.5), st.integers(1, 200)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 30).map(lambda seconds: seconds + 0.53), st.integers(1, 200)), max_size=30),
     st.integers(1, 2000),
     st.booleans(),
 )
 def test_a_body_has_a_least_rate(arrivals: list[tuple[float, int]], size: int, direct: bool) -> None:
-    """Pieces come after drawn times. `direct`: they are read where they belong."""
+    """Pieces come after drawn times, never just when a window ends. `direct`: they are read where they belong."""
 
     async def work() -> int:
         loop = asyncio.get_running_loop()
