@@ -23,6 +23,7 @@ from aspen_mp.shm.errors import (
     ModelInvalidError,
     ModelParseError,
     ResourceLimitError,
+    TooLarge,
     UnsupportedModelError,
 )
 
@@ -443,15 +444,15 @@ BAD: dict[str, Bad] = {
     "sparse": Bad(ResourceLimitError, ("'s'", "elements"), sparse([1, 2], [1, 2], 2**20, 2**20)),
     "million nodes": Bad(ResourceLimitError, ("200000", "nodes"), chain_of(10**6)),
     "tile": Bad(
-        ResourceLimitError,
+        TooLarge,
         ("spread", "'y'", "bytes", "limit"),
         model([N("Tile", ["x", "s"], ["y"], name="spread")], [constant("s", [10**4] * 4)]),
     ),
     "expand": Bad(
-        ResourceLimitError, ("grow", "'y'"), model([N("Expand", ["x", "s"], ["y"], name="grow")], [constant("s", [10**9, 10**3, 4, 8, 8])])
+        TooLarge, ("grow", "'y'"), model([N("Expand", ["x", "s"], ["y"], name="grow")], [constant("s", [10**9, 10**3, 4, 8, 8])])
     ),
-    "constant": Bad(ResourceLimitError, ("'y'",), model([N("ConstantOfShape", ["s"], ["y"])], [constant("s", [10**7, 10**7])])),
-    "resize": Bad(ResourceLimitError, ("'y'", "scale"), model([N("Resize", ["x", "", "s"], ["y"], name="scale")], [constant("s", FILL)])),
+    "constant": Bad(TooLarge, ("'y'",), model([N("ConstantOfShape", ["s"], ["y"])], [constant("s", [10**7, 10**7])])),
+    "resize": Bad(TooLarge, ("'y'", "scale"), model([N("Resize", ["x", "", "s"], ["y"], name="scale")], [constant("s", FILL)])),
     # ExternalDataError: names the tensor and the file
     "../": Bad(ExternalDataError, ("'w'", "../w.bin"), beside(location="../w.bin")),
     "../ inside": Bad(ExternalDataError, ("'w'",), beside(location="sub/../../w.bin")),
