@@ -19,7 +19,7 @@ STEP: Final = re.compile(rb"\[(\d+)/(\d+)\]")
 TERMINAL_S: Final = 0.5
 """Seconds between two lines on a terminal."""
 ELSEWHERE_S: Final = 10.0
-MEASURED: Final = 10
+MEASURED: Final = 3
 """One in so many files says how long the rest takes. The first ones take longest."""
 
 

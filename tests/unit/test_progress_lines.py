@@ -32,7 +32,7 @@ def test_lines(progress: ModuleType) -> None:
     assert progress.line("compile", 12, 0, 0) == "compile: 12 s"
     assert progress.line("compile", 12, 0, 40) == "compile: 0 of 40 files, 12 s"
     assert progress.line("compile", 12, 3, 40) == "compile: 3 of 40 files, 12 s"
-    assert progress.line("compile", 10, 10, 40) == "compile: 10 of 40 files, 10 s, about 30 s left"
+    assert progress.line("compile", 10, 20, 40) == "compile: 20 of 40 files, 10 s, about 10 s left"
 
 
 def test_says_something_from_the_first_moment(progress: ModuleType) -> None:
