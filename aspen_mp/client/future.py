@@ -83,24 +83,27 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
 
     def finish(self, result: dict[str, npt.NDArray[Any]]) -> None:
         """Answer with `result`, unless there is an answer already."""
-        if self._answers(None):
-            self.set_result(result)
+        self._answer(None, lambda: self.set_result(result))
 
     def fail(self, error: BaseException) -> bool:
         """Answer with `error`. Return False where there is an answer already."""
-        if not self._answers(error):
-            return False
-        self.set_exception(error)
-        return True
+        return self._answer(error, lambda: self.set_exception(error))
 
-    def _answers(self, error: BaseException | None) -> bool:
-        """Count the answer before anybody sees it. Return False where there is one already."""
-        if not self._first.acquire(blocking=False):
+    def _answer(self, error: BaseException | None, give: Callable[[], None]) -> bool:
+        """Count the answer, then give it. Return False where there is one already."""
+        try:
+            if not self._first.acquire(blocking=False):
+                return False
+            if self.set_running_or_notify_cancel():
+                self._count(error)
+                give()
+                return True
+            self._count(CancelledError())  # a second call of `cancel` came between
             return False
-        if not self.set_running_or_notify_cancel():  # a second call of `cancel` came between
-            error = CancelledError()
-        self._count(error)
-        return not self.cancelled()
+        except BaseException as interrupt:  # Ctrl-C in the thread of an event loop: nobody else will answer
+            if not self.done():
+                self.set_exception(interrupt)
+            raise
 
     def _count(self, error: BaseException | None) -> None:
         answered, self.answered = self.answered, None
