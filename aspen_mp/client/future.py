@@ -101,6 +101,8 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
             self._count(CancelledError())  # a second call of `cancel` came between
             return False
         except BaseException as interrupt:  # Ctrl-C in the thread of an event loop: nobody else will answer
+            self._first.acquire(blocking=False)
+            self._count(interrupt)
             if not self.done():
                 self.set_exception(interrupt)
             raise

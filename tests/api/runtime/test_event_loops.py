@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
+import linecache
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ import small_models
 from process_tools import without_workers
 
 import aspen_mp
+from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.session import Session
 from aspen_mp.errors import RequestError, RequestTimeout, RuntimeLost
 
@@ -285,3 +289,33 @@ def _event(fd: str) -> str:
     except OSError:
         return ""
     return next((line for line in about.splitlines() if line.startswith("eventfd-id:")), "")
+
+
+@pytest.mark.parametrize("answer", [lambda future: future.finish({}), lambda future: future.fail(RequestError("no"))])
+def test_an_interrupt_at_any_line_leaves_no_future_without_an_answer(answer):
+    """As Ctrl-C in the thread of a loop, where it takes results."""
+    for last in itertools.count(1):
+        future, lines = RequestFuture(), 0
+
+        def trace(frame, event, _, last=last):
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith("client/future.py"):
+                return None
+            words = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()
+            lines += event == "line" and words[0] not in {"try:", "except"}
+            if lines == last:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            answer(future)
+        except KeyboardInterrupt as error:
+            sys.settrace(None)
+            future.fail(error)  # as what has called does
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        assert future.done()
+    assert last > 4
