@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 import aspen_mp
-from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.telemetry import steps
@@ -125,7 +124,7 @@ class Batcher:
         if sum(array.nbytes for call, _ in calls for array in call.feeds.values()) < _LARGE:
             feeds = _joined(calls)
         else:
-            feeds = await beside.run(_joined, calls)
+            feeds = await asyncio.to_thread(_joined, calls)
         results = await self._run_once(feeds, first.outputs, priority, deadline_ms)
         at = 0
         for call, future in calls:

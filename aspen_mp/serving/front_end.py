@@ -29,7 +29,6 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.memory.named import Named, NamedMemory
 from aspen_mp.serving.memory.routes import NamedRoutes
-from aspen_mp.serving.protocol import beside
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
@@ -283,5 +282,4 @@ def main() -> None:
     import uvloop
 
     gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
-    sys.setswitchinterval(beside.SWITCH_S)
     uvloop.run(_main(settings))

@@ -23,7 +23,7 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.openapi import document
-from aspen_mp.serving.protocol import beside, inference, large_json, statuses
+from aspen_mp.serving.protocol import inference, large_json, statuses, turns
 from aspen_mp.serving.protocol.body import DOCUMENT, Body, Budget, Disconnected, length_of
 from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
@@ -155,7 +155,7 @@ class Embed(Infer):
             trace.enter(steps.READ)
         with Body(receive, exchange.headers, self._limits, self._budget, exchange) as body:
             text = await body.read_text(None, self._limits.texts)
-            request = openai.decoded(text) if len(text) < large_json.LARGE else await beside.run(openai.decoded, text)
+            request = openai.decoded(text) if len(text) < large_json.LARGE else await turns.call(openai.decoded, text)
             with self._shelf.find(request.model).lease() as shelved, shelved.counts.begins():
                 if trace is not None:
                     trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
@@ -164,7 +164,7 @@ class Embed(Infer):
 
 
 def _is_large(results: Mapping[str, Any]) -> bool:
-    return any(result.size > beside.ITEMS for result in results.values())
+    return any(result.size > turns.ITEMS for result in results.values())
 
 
 async def _unless_gone(work: Awaitable[Any], exchange: Exchange) -> Any:

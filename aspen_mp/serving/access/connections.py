@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from aspen_mp.serving.access import descriptors
+from aspen_mp.serving.access import descriptors, share
 from aspen_mp.serving.access.unread import Unread
 from aspen_mp.serving.limits import Limits
 
@@ -25,11 +26,8 @@ EXCHANGE: Final = "aspen_mp.exchange"
 """The extension of a scope that holds its `Exchange`."""
 _HEAD: Final = 16 << 10
 """Bytes that are read while headers are expected. What of the body comes with them is copied."""
-_PIECE: Final = 256 << 10
 _READS: Final = 8
 """How often a body is read in one turn of the loop. Its client writes more meanwhile, and others wait."""
-_TURN: Final = 1 << 20
-"""Bytes of a body that are read in one turn, about. A client that sends as fast as they are read would otherwise hold the loop."""
 _SHORT: Final = 64 << 10
 """Bytes of an answer that are joined with its head, although they have to be copied for that."""
 
@@ -51,6 +49,41 @@ class _Reader(asyncio.BufferedProtocol):
         self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
         self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
         self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which pauses a transport while a request has bytes enough; and it is held while there is no share for it."""
+
+    read_paused: bool
+
+    def __init__(self, transport: Any, shared: share.Share) -> None:
+        super().__init__(transport)
+        self._share = shared
+        self._held = False
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            if not self._held:
+                self._transport.resume_reading()
+
+    def note(self, nbytes: int) -> None:
+        """So many bytes have been read at once."""
+        self._share.take(nbytes)
+        if self._share.is_used_up and nbytes > share.SMALL:
+            self.hold()
+
+    def hold(self) -> None:
+        """Nothing is read before there is a share for it."""
+        if not self._held:
+            self._held = True
+            self._transport.pause_reading()
+            self._share.wait(self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        if not self.read_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
 
 class Exchange:
@@ -131,7 +164,7 @@ class LimitedConnection(HttpToolsProtocol):
     then the connection ends."""
 
     limits: ClassVar[Limits] = Limits()
-    _scratch: ClassVar[memoryview] = memoryview(bytearray(_PIECE))
+    _scratch: ClassVar[memoryview] = memoryview(bytearray(share.PIECE))
     """What is read into it is used before anything else is read, so that all connections share it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -146,7 +179,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._bypassed = False  # whether these pass by the parser
         self._sink: memoryview | None = None  # what they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
-        self._turn = 0  # bytes that were read into it in this turn of the loop
         self._note: Note | None = None  # told what comes into it
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
         self._filled: asyncio.Future[bool] | None = None  # done when it is full (True), or when the client has gone
@@ -154,6 +186,8 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_protocol(_Reader(self))
+        self._share = share.of(self.loop)
+        self.flow: _Flow = _Flow(transport, self._share)
         if (sock := transport.get_extra_info("socket")) is not None:
             if transport.get_extra_info("sslcontext") is None:
                 self._fd = sock.fileno()
@@ -175,13 +209,14 @@ class LimitedConnection(HttpToolsProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
         if self._sink is not None:
-            return self._sink[:_PIECE]
+            return self._sink[: share.PIECE]
         if self._bypassed:
             return self._scratch[: self._left]
         return self._scratch if self._in_message or self._refused else self._scratch[:_HEAD]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
+        self.flow.note(nbytes)
         if not self._bypassed:
             self.data_received(self._scratch[:nbytes])
             return
@@ -191,12 +226,8 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             super().on_body(bytes(self._scratch[:nbytes]))
         self._passed_by(nbytes, direct=direct)
-        self._turn += nbytes
         if self._left and not self._sink:
             self.flow.pause_reading()
-        elif self._turn >= _TURN and self._sink:
-            self.flow.pause_reading()
-            self.loop.call_soon(self._next_turn)
         if direct and note is not None:
             try:
                 note(nbytes)
@@ -205,11 +236,6 @@ class LimitedConnection(HttpToolsProtocol):
                 return
         if self._sink is not None and not self._sink:
             self._fill_ends(there=True)
-
-    def _next_turn(self) -> None:
-        self._turn = 0
-        if self._sink and not self.transport.is_closing():
-            self.flow.resume_reading()
 
     def _passed_by(self, nbytes: int, *, direct: bool) -> None:
         """So many bytes of a body have come by the parser, straight to the application or not."""
@@ -253,9 +279,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._bypassed = True
         at = known
         for _ in range(_READS):
-            if at >= _TURN or not (n := self._read_now(target[at : min(known + following, at + _PIECE)])):
+            if self._share.is_used_up or not (n := self._read_now(target[at : min(known + following, at + share.PIECE)])):
                 break
             at += n
+            self._share.take(n)
             if note is not None:
                 note(n)
         if at == known + following:
@@ -263,6 +290,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._sink, self._note = target[at : known + following], note
         self._filled = filled = self.loop.create_future()
         timer = None if until is None else self.loop.call_at(until, _is_late, filled)
+        if self._share.is_used_up:
+            self.flow.hold()
         self.flow.resume_reading()
         try:
             return known + following if await filled else -1

@@ -13,10 +13,11 @@ from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.grpc.schema import ModelInferResponse
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import Place, Regions, place_of
-from aspen_mp.serving.protocol import beside, datatypes, inference
+from aspen_mp.serving.protocol import datatypes, inference, turns
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_TENSORS
 from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.shm.errors import RequestError
 
 _MOST_EXTENT: Final = 1 << 48
@@ -152,21 +153,22 @@ async def _array(
     limits: Limits,
     charge: Callable[[int], None],
 ) -> npt.NDArray[Any]:
-    """The elements of a tensor from its bytes, or where it has none from its contents. A thread makes them where they are many."""
+    """The elements of a tensor from its bytes, or where it has none from its contents."""
     n = math.prod(shape)
     if data is not None and not dtype.hasobject:
         return _from_bytes(tensor, dtype, n, data)
-    if n > beside.ITEMS:
+    if n > turns.ITEMS:
         inference.check_shape(tensor.name, shape, info)
     if data is not None:
         if len(data) < 4 * n:
             raise RequestError(f"input {tensor.name!r}: {len(data)} bytes are too few for {n} strings")
         return await inference.strings_of(memoryview(data), [n], f"input {tensor.name!r}", limits, charge)
     _check_contents(tensor, n)
-    if n <= beside.ITEMS:
-        return _from_contents(tensor, dtype, n)
+    work = _from_contents(tensor, dtype, n)
+    if n <= turns.ITEMS:
+        return turns.at_once(work)
     charge(n * (dtype.itemsize if not dtype.hasobject else inference.STRING))
-    return await beside.run(_from_contents, tensor, dtype, n)
+    return await turns.run(work)
 
 
 def shared_bytes(request: Any, most: int) -> int:
@@ -255,20 +257,24 @@ def _check_contents(tensor: Any, n: int) -> None:
         raise RequestError(f"{where}: shape {list(tensor.shape)} has {n} elements, and {field} has {len(items)}")
 
 
-def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> Work[npt.NDArray[Any]]:
     """The elements of a tensor from the field of its datatype, which `_check_contents` has found good."""
     where, items = f"input {tensor.name!r}", getattr(tensor.contents, FIELDS[tensor.datatype])
     if dtype.hasobject:
         found = np.empty(n, object)
         for k, item in enumerate(items):
+            if k % turns.STRINGS == turns.STRINGS - 1:
+                yield
             try:
                 found[k] = str(item, "utf-8")
             except UnicodeDecodeError:
                 raise RequestError(f"{where}: string {k} is not UTF-8, which strings of ONNX models are") from None
         return found
     array: npt.NDArray[Any] = np.empty(n, np.int64 if dtype.kind in "iu" and dtype.itemsize < 8 else dtype)
-    for k in range(0, n, beside.ITEMS):
-        array[k : k + beside.ITEMS] = items[k : k + beside.ITEMS]
+    for k in range(0, n, turns.ITEMS):
+        if k:
+            yield
+        array[k : k + turns.ITEMS] = items[k : k + turns.ITEMS]
     if array.dtype != dtype:
         limits = np.iinfo(dtype)
         if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
@@ -278,12 +284,11 @@ def _from_contents(tensor: Any, dtype: np.dtype[Any], n: int) -> npt.NDArray[Any
 
 
 def is_large(call: Call, results: Mapping[str, npt.NDArray[Any]]) -> bool:
-    """Whether a thread makes the answer: many elements have to be spelled out, and none is written to shared memory."""
-    spelled = sum(result.size for result in results.values() if result.dtype.hasobject or not call.binary_default)
-    return spelled > beside.ITEMS and not call.places
+    """Whether to make the answer takes long: many elements have to be spelled out."""
+    return sum(result.size for result in results.values() if result.dtype.hasobject or not call.binary_default) > turns.ITEMS
 
 
-def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> Any:
+def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArray[Any]]) -> Work[Any]:
     """The ModelInferResponse: bytes where the request had bytes, or where an output has no field of contents; otherwise elements."""
     response = ModelInferResponse(model_name=name, model_version=version, id=call.id)
     named: list[tuple[Any, str, npt.NDArray[Any]]] = []
@@ -303,11 +308,14 @@ def answer(call: Call, name: str, version: str, results: Mapping[str, npt.NDArra
     raw = call.binary_default or any(datatype not in FIELDS for _, datatype, _ in named)
     for tensor, datatype, result in named:
         if raw:
-            response.raw_output_contents.append(datatypes.packed_strings(result) if result.dtype.hasobject else result.tobytes())
+            piece = (yield from datatypes.packed_strings(result)) if result.dtype.hasobject else result.tobytes()
+            response.raw_output_contents.append(piece)
         elif result.dtype.hasobject:
             tensor.contents.bytes_contents.extend(item if isinstance(item, bytes) else str(item).encode() for item in result.ravel())
         else:
             flat, field = result.ravel(), getattr(tensor.contents, FIELDS[datatype])
-            for k in range(0, flat.size, beside.ITEMS):
-                field.extend(flat[k : k + beside.ITEMS].tolist())
+            for k in range(0, flat.size, turns.ITEMS):
+                if k:
+                    yield
+                field.extend(flat[k : k + turns.ITEMS].tolist())
     return response

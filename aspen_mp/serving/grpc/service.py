@@ -20,7 +20,7 @@ from aspen_mp.serving.grpc import codec, schema
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE
 from aspen_mp.serving.memory.routes import NamedRoutes
-from aspen_mp.serving.protocol import beside, large_json, statuses
+from aspen_mp.serving.protocol import large_json, statuses, turns
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
@@ -140,7 +140,7 @@ class Service:
                 if not probe:
                     self._tokens.check(authorization(context))
                 if isinstance(request, partial):
-                    request = await beside.run(request)
+                    request = await turns.call(request)
                 response = await handler(request, context)
                 status = "OK"
                 return response
@@ -199,8 +199,8 @@ class Service:
                 counted.has_run()
                 if trace is not None:
                     trace.enter(steps.ENCODE)
-                named = call, shelved.served.name, str(shelved.served.version), results
-                response = await beside.run(codec.answer, *named) if codec.is_large(call, results) else codec.answer(*named)
+                work = codec.answer(call, shelved.served.name, str(shelved.served.version), results)
+                response = await turns.run(work) if codec.is_large(call, results) else turns.at_once(work)
                 counted.has_written()
                 if not stream:
                     self._count_until_sent(response)
@@ -243,7 +243,7 @@ class Service:
         """The answer to one request of a stream. In a trace, it is a part of the call."""
         try:
             if isinstance(request, partial):
-                request = await beside.run(request)
+                request = await turns.call(request)
             with steps.part_of(steps.CURRENT.get(), steps.REQUEST):
                 response = await self._infer(request, context, stream=True)
         except Exception as error:
@@ -322,7 +322,7 @@ class Service:
 
 
 def _reader(kind: Any, limits: Limits) -> Callable[[bytes], Any]:
-    """What reads messages. One that is large or no message is left to `_parsed`, which whoever gets it calls in a thread."""
+    """What reads messages. One that is large or no message is left to `_parsed`, which whoever gets it calls at a turn of its own."""
 
     def read(data: bytes) -> Any:
         if len(data) < large_json.LARGE:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.serving.protocol.turns import STRINGS, Work
 from aspen_mp.shm.errors import RequestError
 
 NAMES: Final[dict[str, np.dtype[Any]]] = {
@@ -36,11 +37,13 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return _BY_DTYPE.get(dtype)
 
 
-def unpacked_strings(data: memoryview, n: int, where: str) -> npt.NDArray[Any]:
+def unpacked_strings(data: memoryview, n: int, where: str) -> Work[npt.NDArray[Any]]:
     """`n` strings from bytes: before each stands its length, 4 bytes, little-endian. RequestError where the bytes are not that."""
     found = np.empty(n, object)
     at = 0
     for k in range(n):
+        if k % STRINGS == STRINGS - 1:
+            yield
         if at + _LENGTH.size > len(data):
             raise RequestError(f"{where}: its bytes end before string {k} of {n}. Put 4 bytes with the length before each string")
         (length,) = _LENGTH.unpack_from(data, at)
@@ -57,10 +60,12 @@ def unpacked_strings(data: memoryview, n: int, where: str) -> npt.NDArray[Any]:
     return found
 
 
-def packed_strings(array: npt.NDArray[Any]) -> bytes:
+def packed_strings(array: npt.NDArray[Any]) -> Work[bytes]:
     """The opposite of `unpacked_strings`."""
     parts: list[bytes] = []
-    for item in array.ravel():
+    for k, item in enumerate(array.ravel()):
+        if k % STRINGS == STRINGS - 1:
+            yield
         text = item if isinstance(item, bytes) else str(item).encode()
         parts += (_LENGTH.pack(len(text)), text)
     return b"".join(parts)

@@ -18,7 +18,7 @@ from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.buffers import NOWHERE, Rooms
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import NONE, Place, Regions, place_of
-from aspen_mp.serving.protocol import beside, datatypes, large_json
+from aspen_mp.serving.protocol import datatypes, large_json, turns
 from aspen_mp.serving.protocol.body import Body
 from aspen_mp.serving.protocol.messages import (
     MOST_DIMENSIONS,
@@ -32,6 +32,7 @@ from aspen_mp.serving.protocol.messages import (
     request_decoder,
 )
 from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.shm.words import nearest
 
@@ -82,7 +83,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
     if len(text) < large_json.LARGE:
         request = decoded(text)
     else:
-        request, runs = await beside.run(_decoded_large, memoryview(text), body.limits.marks)
+        request, runs = await turns.run(_decoded_large(memoryview(text), body.limits.marks))
     known = {info.name: info for info in inputs}
     dtypes = _checked(request, known, body, header_length, LARGE_TENSOR if runs is None else 0)
     rooms.open(request)
@@ -160,8 +161,8 @@ def check_shape(name: str, shape: Sequence[int], info: ValueInfo) -> None:
         raise RequestError(f"input {name!r} must have shape [{wanted}], not {list(shape)}")
 
 
-def _decoded_large(text: memoryview, most_marks: int) -> tuple[Request, large_json.Runs]:
-    rest, runs = large_json.split(text, most_marks)
+def _decoded_large(text: memoryview, most_marks: int) -> Work[tuple[Request, large_json.Runs]]:
+    rest, runs = yield from large_json.split(text, most_marks)
     return decoded(rest), runs
 
 
@@ -171,7 +172,7 @@ async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs
     run = runs.get(bytes(data)) if isinstance(data, msgspec.Raw) and len(memoryview(data)) < 64 else None
     n = math.prod(tensor.shape)
     if run is None or dtype.hasobject:
-        return await beside.run(from_json, tensor, dtype)
+        return await turns.call(from_json, tensor, dtype)
     if 2 * n - 1 > len(run):
         raise RequestError(f"input {tensor.name!r}: shape {tensor.shape} has {n} elements, and data has fewer")
     body.charge(n * dtype.itemsize)
@@ -179,7 +180,7 @@ async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs
     def decode(text: bytes, k: int) -> npt.NDArray[Any]:
         return from_json(Input(name=tensor.name, shape=[k], datatype=tensor.datatype, data=msgspec.Raw(text)), dtype)
 
-    return await beside.run(large_json.array, run, tensor.shape, dtype, f"input {tensor.name!r}", decode)
+    return await turns.run(large_json.array(run, tensor.shape, dtype, f"input {tensor.name!r}", decode))
 
 
 async def to_bools(array: npt.NDArray[Any]) -> None:
@@ -193,13 +194,14 @@ async def to_bools(array: npt.NDArray[Any]) -> None:
 
 
 async def strings_of(data: memoryview, shape: Sequence[int], where: str, limits: Limits, charge: Callable[[int], None]) -> npt.NDArray[Any]:
-    """The tensor of strings from its bytes. A thread makes them where they are many, and they are charged then. RequestError, Refused."""
+    """The tensor of strings from its bytes. They are charged where they are many. RequestError, Refused."""
     n = math.prod(shape)
-    if n <= beside.ITEMS and len(data) < LARGE_TENSOR:
-        return datatypes.unpacked_strings(data, n, where).reshape(shape)
+    work = datatypes.unpacked_strings(data, n, where)
+    if n <= turns.STRINGS and len(data) < LARGE_TENSOR:
+        return turns.at_once(work).reshape(shape)
     wide = 4 if np.frombuffer(data, np.uint8).max(initial=0) > 127 else 1  # bytes of a character in memory, at most
     charge(STRING * n + wide * len(data))
-    return (await beside.run(datatypes.unpacked_strings, data, n, where)).reshape(shape)
+    return (await turns.run(work)).reshape(shape)
 
 
 def check_strings(dtype: np.dtype[Any], n: int, where: str, limits: Limits) -> None:
@@ -389,23 +391,24 @@ Spelled = dict[str, list[bytes]]
 
 
 async def spelled(call: Call, results: Mapping[str, npt.NDArray[Any]]) -> Spelled:
-    """The large ones among the outputs that have to be spelled out. A thread does it, so that nobody waits for it."""
-    large = {output: result for output, result in results.items() if result.size > beside.ITEMS and output not in call.places}
+    """The large ones among the outputs that have to be spelled out."""
+    large = {output: result for output, result in results.items() if result.size > turns.ITEMS and output not in call.places}
     found: Spelled = {}
     for output, result in large.items():
         binary = call.binary.get(output, call.binary_default)
         if not binary and datatypes.name_of(result.dtype) is not None:
-            found[output] = await beside.run(_listed_in_pieces, result)
+            found[output] = await turns.run(_listed_in_pieces(result))
         elif result.dtype.hasobject:
-            found[output] = [await beside.run(datatypes.packed_strings, result)]
+            found[output] = [await turns.run(datatypes.packed_strings(result))]
     return found
 
 
-def _listed_in_pieces(array: npt.NDArray[Any]) -> list[bytes]:
+def _listed_in_pieces(array: npt.NDArray[Any]) -> Work[list[bytes]]:
     """A list in JSON as `encoder` writes that of `_listed`, in pieces."""
     flat, pieces = array.reshape(-1), [b"["]
-    for k in range(0, flat.size, beside.ITEMS):
-        pieces += [encoder.encode(_listed(flat[k : k + beside.ITEMS]))[1:-1], b","]
+    for k in range(0, flat.size, turns.ITEMS):
+        pieces += [encoder.encode(_listed(flat[k : k + turns.ITEMS]))[1:-1], b","]
+        yield
     return [*pieces[:-1], b"]"]
 
 
@@ -426,7 +429,7 @@ def answer(
             said = OutputParameters(shared_memory_region=place.region, shared_memory_offset=place.offset, shared_memory_byte_size=n)
             outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=said))
         elif call.binary.get(output, call.binary_default):
-            piece = there[0] if there else datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
+            piece = there[0] if there else turns.at_once(datatypes.packed_strings(result)) if result.dtype.hasobject else _bytes_of(result)
             pieces.append(piece)
             outputs.append(Output(name=output, datatype=datatype, shape=shape, parameters=OutputParameters(binary_data_size=len(piece))))
         elif there:
@@ -454,7 +457,7 @@ def _in_pieces(document: Answer, listed: Mapping[int, list[bytes]]) -> list[byte
 
 def stored(result: npt.NDArray[Any], place: Place, regions: Regions, where: str) -> int:
     """Puts an output into shared memory. Returns its number of bytes. RequestError where it does not fit."""
-    data = datatypes.packed_strings(result) if result.dtype.hasobject else _bytes_of(result)
+    data = turns.at_once(datatypes.packed_strings(result)) if result.dtype.hasobject else _bytes_of(result)
     regions.write(place, data, where)
     return len(data)
 

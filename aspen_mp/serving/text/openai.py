@@ -10,10 +10,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from aspen_mp.serving.protocol import beside
+from aspen_mp.serving.protocol import turns
 from aspen_mp.serving.protocol.inference import class_of, listed_floats
 from aspen_mp.serving.protocol.messages import Whole, encoder
 from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text.embedder import Vectors, normalized
@@ -163,14 +164,19 @@ async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> bytes:
     if trace is not None:
         trace.enter(steps.ENCODE)
     total = sum(len(text.ids) for text in texts)
-    if vectors.size > beside.ITEMS:
-        return await beside.run(_answer, vectors, request, total, embedder.recipe.normalize)
-    return _answer(vectors, request, total, embedder.recipe.normalize)
+    work = _answer(vectors, request, total, embedder.recipe.normalize)
+    return await turns.run(work) if vectors.size > turns.ITEMS else turns.at_once(work)
 
 
-def _answer(vectors: Vectors, request: EmbeddingsRequest, tokens: int, normalize: bool) -> bytes:
+def _answer(vectors: Vectors, request: EmbeddingsRequest, tokens: int, normalize: bool) -> Work[bytes]:
     cut = _cut(vectors, request.dimensions, normalize)
-    data = [Embedding(index=k, embedding=_spelled(vector, request.encoding_format)) for k, vector in enumerate(cut)]
+    data, numbers = [], 0
+    for k, vector in enumerate(cut):
+        data.append(Embedding(index=k, embedding=_spelled(vector, request.encoding_format)))
+        numbers += vector.size
+        if numbers >= turns.ITEMS:
+            numbers = 0
+            yield
     return encoder.encode(EmbeddingsAnswer(data=data, model=request.model, usage=Usage(prompt_tokens=tokens, total_tokens=tokens)))
 
 

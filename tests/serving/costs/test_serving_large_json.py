@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.protocol import beside, inference, large_json
+from aspen_mp.serving.protocol import inference, large_json, turns
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import RequestError
@@ -35,8 +35,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_json, "LARGE", 0)
     monkeypatch.setattr(large_json, "LONG", 4)
     monkeypatch.setattr(large_json, "_WINDOW", 300)
-    monkeypatch.setattr(beside, "STEP", 16)
-    monkeypatch.setattr(beside, "ITEMS", 5)
+    monkeypatch.setattr(turns, "STEP", 16)
+    monkeypatch.setattr(turns, "ITEMS", 5)
+    monkeypatch.setattr(turns, "STRINGS", 3)
 
 
 def spelled(draw: Any, datatype: str, shape: list[int], nested: bool) -> str:
@@ -107,7 +108,7 @@ def test_large_requests_are_read_as_json_reads_them(drawn: tuple[str, str, list[
 def test_what_is_drawn_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would compare nothing."""
     text = b'{"x":"\\"data\\":[1,2]","inputs":[{"data" : [[1, 2],[3,4]] , "name":"x"},{"data":[true,false],"b":"[1,2,3,4,5,6]"}]}'
-    rest, runs = large_json.split(memoryview(text), 1000)
+    rest, runs = turns.at_once(large_json.split(memoryview(text), 1000))
     assert [bytes(run) for run in runs.values()] == [b"[[1, 2],[3,4]]", b"[true,false]"]
     for place, run in runs.items():
         rest = rest.replace(place, bytes(run))
@@ -118,9 +119,9 @@ def test_what_is_drawn_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_number_has_a_limit(junk: str) -> None:
     text = f'{{"inputs":[],"junk":{junk}}}'.encode()
     marks = sum(text.count(mark) for mark in (b",", b":", b'"', b"[", b"]", b"{", b"}"))
-    large_json.split(memoryview(text), marks)
+    turns.at_once(large_json.split(memoryview(text), marks))
     with pytest.raises(Refused, match="commas, colons") as refused:
-        large_json.split(memoryview(text), marks - 1)
+        turns.at_once(large_json.split(memoryview(text), marks - 1))
     assert refused.value.status == 413
 
 
@@ -147,7 +148,7 @@ def test_large_answers_have_the_same_bytes(outputs: list[tuple[str, int, bool]],
     binary = {f"o{k}": in_bytes for k, (_, _, in_bytes) in enumerate(outputs)}
     call = Call("i" if identified else "", {}, None, binary, False, None, None)
     made = asyncio.run(inference.spelled(call, results))
-    assert set(made) == {f"o{k}" for k, (kind, n, in_bytes) in enumerate(outputs) if n > beside.ITEMS and (not in_bytes or kind == "O")}
+    assert set(made) == {f"o{k}" for k, (kind, n, in_bytes) in enumerate(outputs) if n > turns.ITEMS and (not in_bytes or kind == "O")}
     headers, pieces = inference.answer(call, "m", "1", results, made)
     wanted_headers, wanted = inference.answer(call, "m", "1", results)
     assert headers == wanted_headers

@@ -22,7 +22,7 @@ from aspen_mp.client.signature import ValueInfo  # noqa: E402
 from aspen_mp.serving.grpc import codec, schema  # noqa: E402
 from aspen_mp.serving.limits import Limits  # noqa: E402
 from aspen_mp.serving.memory.regions import NONE  # noqa: E402
-from aspen_mp.serving.protocol import datatypes  # noqa: E402
+from aspen_mp.serving.protocol import datatypes, turns  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def infer_request(model: str, feeds: dict[str, np.ndarray], *, raw: bool = True,
         datatype = datatypes.name_of(array.dtype)
         tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
         if raw:
-            request.raw_input_contents.append(datatypes.packed_strings(array) if array.dtype.hasobject else array.tobytes())
+            request.raw_input_contents.append(turns.at_once(datatypes.packed_strings(array)) if array.dtype.hasobject else array.tobytes())
         elif array.dtype.hasobject:
             tensor.contents.bytes_contents.extend(item.encode() for item in array.ravel())
         else:
@@ -82,7 +82,8 @@ def outputs(response: Any) -> dict[str, np.ndarray]:
         n = int(np.prod(tensor.shape))
         if response.raw_output_contents:
             data = response.raw_output_contents[k]
-            flat = datatypes.unpacked_strings(memoryview(data), n, "output") if dtype.hasobject else np.frombuffer(data, dtype)
+            strings = datatypes.unpacked_strings(memoryview(data), n, "output")
+            flat = turns.at_once(strings) if dtype.hasobject else np.frombuffer(data, dtype)
         else:
             items = getattr(tensor.contents, codec.FIELDS[tensor.datatype])
             flat = np.array([str(each, "utf-8") for each in items], object) if dtype.hasobject else np.array(items, dtype)
@@ -137,7 +138,7 @@ def test_contents_are_read_and_written(name: str) -> None:
     call = read(request, dtype=array.dtype)
     np.testing.assert_array_equal(call.feeds["x"], array)
     assert call.feeds["x"].dtype == array.dtype
-    response = codec.answer(call, "m", "1", {"y": array})
+    response = turns.at_once(codec.answer(call, "m", "1", {"y": array}))
     assert not response.raw_output_contents
     np.testing.assert_array_equal(outputs(response)["y"], array)
 

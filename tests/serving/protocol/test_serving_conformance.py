@@ -16,7 +16,7 @@ import pytest
 import serving_tools as tools
 
 from aspen_mp.bench import conformance
-from aspen_mp.serving.protocol import datatypes
+from aspen_mp.serving.protocol import datatypes, turns
 
 _, TABLE = conformance.read_table(conformance.table_path())
 CASES = [case for case in conformance.cases()[0] if TABLE.get(case.name) == "" and case.kind != "drawn"]
@@ -66,7 +66,7 @@ class Prepared:
         for name, array in feeds.items():
             tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": datatypes.name_of(array.dtype)}
             if binary:
-                piece = datatypes.packed_strings(array) if array.dtype.hasobject else array.tobytes()
+                piece = turns.at_once(datatypes.packed_strings(array)) if array.dtype.hasobject else array.tobytes()
                 tensor["parameters"] = {"binary_data_size": len(piece)}
                 pieces += piece
             else:
@@ -88,7 +88,8 @@ class Prepared:
                 continue
             n = output["parameters"]["binary_data_size"]
             piece, rest = rest[:n], rest[n:]
-            flat = datatypes.unpacked_strings(piece, math.prod(shape), "") if dtype.hasobject else np.frombuffer(piece, dtype)
+            strings = datatypes.unpacked_strings(piece, math.prod(shape), "")
+            flat = turns.at_once(strings) if dtype.hasobject else np.frombuffer(piece, dtype)
             found[output["name"]] = flat.reshape(shape)
         return [found[name] for name in self._outputs]
 
