@@ -109,7 +109,7 @@ def constant_places() -> list[int]:
 
 def compiled(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
     """A function that runs a graph of ATen operators: in the runtime as far as it can."""
-    imported = import_graph(module.graph, constants)
+    imported = import_graph(module.graph, constants, share=True)
     if not imported.unsupported:
         if partition.size(module.graph.nodes) < options.min_block_size:
             return module.forward  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ import torch
 from aspen_mp.shm.errors import RuntimeLost
 from aspen_mp.torch import watching, weights
 from aspen_mp.torch.builder import NUMPY_TYPES
-from aspen_mp.torch.importer import Imported, Input, import_graph
+from aspen_mp.torch.importer import Imported, Input, View, import_graph
 from aspen_mp.torch.rows import Separable, separable
 from aspen_mp.torch.splitting import History, splitting
 
@@ -76,7 +76,7 @@ class Compiled:
         self._graph = graph
         self._constants = list(constants)
         self._options = options
-        self._imported = imported if imported is not None else import_graph(graph, constants)
+        self._imported = imported if imported is not None else import_graph(graph, constants, share=True)
         self._rows = separable(graph)
         self._history = History()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
@@ -137,7 +137,7 @@ class Compiled:
         """These are no constants any more."""
         if places:
             self._constants = [place for place in self._constants if place not in places]
-            self._imported = import_graph(self._graph, self._constants)
+            self._imported = import_graph(self._graph, self._constants, share=True)
             self._variants.clear()
             self._last = None
 
@@ -227,11 +227,25 @@ def result(output: Any) -> Callable[[Any, Any], Any]:
         return lambda results, args: number(args)
     if place >= 0:
         return lambda results, args: args[place]
+    if output.view is not None:
+        return _part(name, output.view)
     back = None if order is None else [order.index(axis) for axis in range(len(order))]
 
     def found(results: Any, args: Any) -> Any:
         tensor = tensor_of(results[name])
         return tensor if back is None else tensor.permute(back)
+
+    return found
+
+
+def _part(name: str, view: View) -> Callable[[Any, Any], Any]:
+    """What finds a result that shares memory with others: all have one storage."""
+
+    def found(results: Any, args: Any) -> Any:
+        whole = results[name]
+        if not isinstance(whole, torch.Tensor):
+            whole = results[name] = tensor_of(whole)
+        return whole.as_strided(view.size(args), view.stride(args), view.offset(args))
 
     return found
 

@@ -7,14 +7,16 @@ caller can leave it to PyTorch. Sizes that are not fixed become symbols of input
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import operators, sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
@@ -52,13 +54,24 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """Which elements of memory a tensor has, as for `torch.as_strided`: each a function of the call's arguments."""
+
+    size: Callable[[Any], tuple[int, ...]]
+    stride: Callable[[Any], tuple[int, ...]]
+    offset: Callable[[Any], int]
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
-    """A result: ONNX output `name`, whose axes stand in `order`; or placeholder `place`; or a number computed from arguments."""
+    """A result: ONNX output `name`, whose axes stand in `order`, or of its memory what `view` says; or placeholder `place`; or a number
+    computed from arguments."""
 
     name: str = ""
     order: tuple[int, ...] | None = None
     place: int = -1
     number: Callable[[Any], Any] | None = None
+    view: View | None = None
 
 
 @dataclass(slots=True)
@@ -80,23 +93,25 @@ def operator_name(target: Any) -> str:
     return name
 
 
-def import_graph(graph: fx.Graph, constants: Collection[int] = (), *, outputs: bool = True) -> Imported:
+def import_graph(graph: fx.Graph, constants: Collection[int] = (), *, outputs: bool = True, share: bool = False) -> Imported:
     """Expresses a graph in ONNX.
 
     Args:
         graph: Of ATen operators; each node's ``meta["val"]`` says what it gives.
         constants: Which placeholders, by their place, always have the same values.
         outputs: Whether the model's outputs are wanted; without, only what is unsupported is found out.
+        share: Whether results that share memory in PyTorch are to share it.
 
     Returns:
         The model. Its `proto` is of no use where `unsupported` names nodes.
     """
-    return _Importer(graph, frozenset(constants)).run(outputs)
+    return _Importer(graph, frozenset(constants), share).run(outputs)
 
 
 class _Importer:
-    def __init__(self, graph: fx.Graph, constants: frozenset[int]) -> None:
+    def __init__(self, graph: fx.Graph, constants: frozenset[int], share: bool) -> None:
         self.graph = graph
+        self.share = share
         self.builder = Builder()
         self.values: dict[fx.Node, Any] = {}
         self.places: dict[fx.Node, int] = {}
@@ -106,6 +121,8 @@ class _Importer:
         self.infos: dict[str, ValueInfoProto] = {}
         self.unsupported: dict[fx.Node, str] = {}
         self.finders: dict[Any, Callable[[Any], int]] = {}
+        self.makers: dict[fx.Node, fx.Node] = {}
+        self.made: dict[fx.Node, Output] = {}
 
     def run(self, outputs: bool) -> Imported:
         found: list[Output] = []
@@ -238,6 +255,8 @@ class _Importer:
 
     def _outputs(self, node: fx.Node) -> list[Output]:
         given = node.args[0]
+        if self.share:
+            self.makers = makers_of_shared(self.graph)
         try:
             return [self._output(value, k) for k, value in enumerate(given if isinstance(given, tuple | list) else [given])]
         except Unsupported as reason:
@@ -249,11 +268,17 @@ class _Importer:
             return Output(number=lambda args: value)
         if value in self.places:
             return Output(place=self.places[value])
+        if value in self.makers:
+            return self._shared(value, number)
         known = self.values[value]
         if sizes.is_number(known):
             if not sizes.is_size(known):
                 raise Unsupported("a result that is a fraction or a truth value of sizes")
             return Output(number=sizes.function(sizes.expression(known), self.finders))
+        return self._tensor_output(value, number)
+
+    def _tensor_output(self, value: fx.Node, number: int) -> Output:
+        known = self.values[value]
         assert isinstance(known, Value)
         order = memory_order(value.meta["val"])
         self.builder.begin(f"{value.name}.result{number}")
@@ -263,6 +288,22 @@ class _Importer:
         shape = known.shape if order is None else tuple(known.shape[axis] for axis in order)
         self.infos[result.name] = _info(result.name, known.dtype, shape)
         return Output(result.name, order)
+
+    def _shared(self, value: fx.Node, number: int) -> Output:
+        """A result that shares memory with others."""
+        maker, fake = self.makers[value], value.meta["val"]
+        if maker not in self.made:
+            self.made[maker] = self._tensor_output(maker, number)
+        offset = sizes.function(sizes.expression(fake.storage_offset()), self.finders)
+        return replace(self.made[maker], view=View(self._numbers(fake.shape), self._numbers(fake.stride()), offset))
+
+    def _numbers(self, given: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:
+        """Sizes as a function of the call's arguments."""
+        expressions = [sizes.expression(n) for n in given]
+        if all(isinstance(each, int) for each in expressions):
+            return lambda args: tuple(expressions)
+        parts = [sizes.function(each, self.finders) for each in expressions]
+        return lambda args: tuple([part(args) for part in parts])
 
     def _model(self, outputs: Sequence[Output]) -> ModelProto:
         proto = ModelProto(ir_version=IR_VERSION, producer_name="aspen-mp")
@@ -328,6 +369,40 @@ def _as_if(node: fx.Node, out: Any) -> Any:
     if isinstance(out, tuple | list):
         return tuple(Value(f"{node.name}.{k}", v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else None for k, v in enumerate(out))
     return out
+
+
+def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Of each result that shares memory with another result of the graph, the node that has made that memory. PyTorch itself sees to those
+    that share an input's."""
+    makers: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        if (memory := memory_of(node)) is not None:
+            makers.setdefault(memory, node)
+        elif node.op == "output":
+            results = [(result, memory_of(result)) for result in pytree.tree_leaves(node.args[0]) if isinstance(result, fx.Node)]
+    times = Counter(memory for _, memory in results)
+    found = {result: makers[memory] for result, memory in results if memory is not None and times[memory] > 1}
+    return {result: maker for result, maker in found.items() if maker.op == "call_function" and _is_whole(maker.meta["val"])}
+
+
+def memory_of(node: fx.Node) -> int | None:
+    """A number for the memory of a node's tensor; None where it gives none."""
+    fake = node.meta.get("val")
+    if not isinstance(fake, torch.Tensor) or fake.layout != torch.strided:
+        return None
+    return int(fake.untyped_storage()._cdata)
+
+
+def _is_whole(fake: Any) -> bool:
+    """Whether a tensor has every element of its memory once, in some order of its axes."""
+    if sizes.hint(fake.storage_offset()):
+        return False
+    expected = 1
+    for stride, n in sorted(zip(map(sizes.hint, fake.stride()), map(sizes.hint, fake.shape), strict=True)):
+        if n != 1 and stride != expected:
+            return False
+        expected *= n
+    return expected > 0
 
 
 def memory_order(fake: Any) -> tuple[int, ...] | None:

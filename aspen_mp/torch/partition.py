@@ -13,7 +13,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
-from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, operator_name
+from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, makers_of_shared, memory_of, operator_name
 
 _FREE = FIXED | {
     ASSERTION,
@@ -57,7 +57,7 @@ class _Supported(OperatorSupportBase):
 
 def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collection[fx.Node], options: Options) -> Callable[..., Any]:
     """A function that runs blocks of at least `options.min_block_size` operators in the runtime, and the rest in PyTorch."""
-    partitioner = CapabilityBasedPartitioner(module, _Supported(unsupported), allows_single_node_partition=True)
+    partitioner = CapabilityBasedPartitioner(module, _Supported({*unsupported, *_shared(module.graph)}), allows_single_node_partition=True)
     blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.min_block_size]
     if not blocks:
         return module.forward  # type: ignore[no-any-return]
@@ -74,6 +74,18 @@ def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collect
             setattr(fused, node.target, _Block(Compiled(block.graph, places, options, imported), _single(block.graph)))
     fused.recompile()
     return fused.forward  # type: ignore[no-any-return]
+
+
+def _shared(graph: fx.Graph) -> set[fx.Node]:
+    """Views that PyTorch makes of the memory that results share: made by a block, they would have memory of their own."""
+    found: set[fx.Node] = set()
+    for result, maker in makers_of_shared(graph).items():
+        view = result
+        while view is not maker and view not in found:
+            found.add(view)
+            sources = view.all_input_nodes  # one that gives several views has no memory of its own
+            view = next((source for source in sources if memory_of(source) == memory_of(maker)), sources[0])
+    return found
 
 
 def _single(graph: fx.Graph) -> bool:
