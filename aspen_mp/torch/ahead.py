@@ -25,7 +25,7 @@ from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend, decompositions, sizes, weights
 from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
-from aspen_mp.torch.importer import Imported, Output, import_graph, operator_name
+from aspen_mp.torch.importer import Constant, Imported, Output, import_graph, operator_name, value_info
 from aspen_mp.torch.loaded import KEY
 
 MOST_INSIDE: Final = 1 << 30
@@ -223,7 +223,7 @@ def _named(imported: Imported, program: ExportedProgram, symbols: Mapping[str, s
     """Gives the model a user's names for results and dimensions. Returns the names of results, "" for those that are no tensors."""
     graph = imported.proto.graph
     infos = {info.name: info for info in [*graph.input, *graph.output]}
-    inputs = {item.place: item.name for item in imported.inputs}
+    inputs = {item.place: item.name for item in imported.inputs} | _returned_constants(imported, program, infos)
     wanted: dict[str, str] = {}
     results: list[str] = []
     del graph.output[:]
@@ -246,6 +246,19 @@ def _named(imported: Imported, program: ExportedProgram, symbols: Mapping[str, s
             if dim.dim_param:
                 dim.dim_param = _WORD.sub(lambda word: symbols.get(word[0], word[0]), dim.dim_param)
     return [names.get(result, result) for result in results]
+
+
+def _returned_constants(imported: Imported, program: ExportedProgram, infos: dict[str, Any]) -> dict[int, str]:
+    """Parameters that are results: the names of those that the file has for them, by their places."""
+    holders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    places = {output.place for output in imported.outputs} & set(_constants(program))
+    known = {constant.place for constant in imported.constants}
+    for place in sorted(places):
+        node, fake = holders[place], holders[place].meta["val"]
+        infos[node.name] = value_info(node.name, fake.dtype, tuple(fake.shape))
+        if place not in known:
+            imported.constants.append(Constant(node.name, place))
+    return {place: holders[place].name for place in places}
 
 
 def _usual(graph: Any, output: Output, info: Any) -> str:
@@ -286,10 +299,18 @@ def _described(imported: Imported, program: ExportedProgram, results: list[str])
     first = len(_constants(program))
     return {
         "inputs": [[item.name, item.place - first, str(item.dtype)] for item in imported.inputs],
+        "fixed": _fixed(program, {item.place - first for item in imported.inputs}),
         "results": [[name, None if name else _number(output, first)] for name, output in zip(results, imported.outputs, strict=True)],
         "arguments": pytree.treespec_dumps(program.call_spec.in_spec),
         "structure": pytree.treespec_dumps(program.call_spec.out_spec),
     }
+
+
+def _fixed(program: ExportedProgram, inputs: Collection[int]) -> list[Any]:
+    """Arguments that the graph was made for: numbers, strings and truth values, each with its place among all arguments."""
+    args, kwargs = program.example_inputs or ((), {})
+    leaves = enumerate(pytree.tree_leaves((args, kwargs)))
+    return [[place, value] for place, value in leaves if place not in inputs and isinstance(value, bool | int | float | str)]
 
 
 def _number(output: Output, first: int) -> Any:

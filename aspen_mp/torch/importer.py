@@ -159,7 +159,7 @@ class _Importer:
             self.finders[expr] = lambda args, place=place: int(args[place])  # type: ignore[misc]
             if expr not in self.builder.sources and node.users:
                 self.inputs.append(Input(node.name, place, INT64, is_size=True))
-                self.infos[node.name] = _info(node.name, INT64, (1,))
+                self.infos[node.name] = value_info(node.name, INT64, (1,))
                 self.builder.sources[expr] = Value(node.name, INT64, (1,))
 
     def _tensor_input(self, node: fx.Node, place: int, fake: Any) -> None:
@@ -174,12 +174,12 @@ class _Importer:
             return
         order = memory_order(fake)
         if order is None:
-            self.infos[node.name] = _info(node.name, fake.dtype, shape)
+            self.infos[node.name] = value_info(node.name, fake.dtype, shape)
             self.values[node] = value
         else:
             self.builder.begin(f"{node.name}.shape")
             raw = Value(f"{node.name}.raw", fake.dtype, tuple(shape[axis] for axis in order))
-            self.infos[raw.name] = _info(raw.name, fake.dtype, raw.shape)
+            self.infos[raw.name] = value_info(raw.name, fake.dtype, raw.shape)
             self.values[node] = self.builder.transpose(raw, [order.index(axis) for axis in range(len(order))])
             value = raw
         self.inputs.append(Input(value.name, place, fake.dtype, order))
@@ -286,7 +286,7 @@ class _Importer:
         if result.name in self.infos or result.name not in self.builder.made:  # an input or a constant, or an output already
             result = self.builder.emit("Identity", result, shape=result.shape)
         shape = known.shape if order is None else tuple(known.shape[axis] for axis in order)
-        self.infos[result.name] = _info(result.name, known.dtype, shape)
+        self.infos[result.name] = value_info(result.name, known.dtype, shape)
         return Output(result.name, order)
 
     def _shared(self, value: fx.Node, number: int) -> Output:
@@ -422,7 +422,8 @@ def memory_order(fake: Any) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def _info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
+def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:
+    """The type and shape of a value, as a model says it of its inputs and outputs."""
     info = ValueInfoProto(name=name)
     kind = info.type.tensor_type
     kind.elem_type = ONNX_TYPES[dtype]

@@ -66,6 +66,7 @@ class Loaded:
         self._arguments, self._structure = arguments, structure
         inputs = [Input(name, place, _TYPES[kind]) for name, place, kind in about["inputs"]]
         self._feeds = [(item.name, item.place, compiled.feed(item)) for item in inputs]
+        self._fixed = about.get("fixed", [])
         self._results = [(compiled.result(Output(name)) if name else None, value) for name, value in about["results"]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,5 +78,11 @@ class Loaded:
             raise RequestError(
                 f"model {self.model.name!r}: arguments are structured as {spec}, and the module was compiled for {self._arguments}"
             )
+        for place, value in self._fixed:
+            if type(flat[place]) is not type(value) or flat[place] != value:
+                raise RequestError(
+                    f"model {self.model.name!r}: argument {place} is {flat[place]!r}, and the module was compiled for {value!r}. "
+                    "Compile it again with that value"
+                )
         results = self.model.run({name: feed(flat[place]) for name, place, feed in self._feeds})
         return pytree.tree_unflatten([value if find is None else find(results, flat) for find, value in self._results], self._structure)

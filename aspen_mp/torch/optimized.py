@@ -47,7 +47,7 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
-        if module.training or torch.compiler.is_compiling():
+        if module.training or torch.compiler.is_compiling() or _is_transformed():
             return original(module)(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._run(*args, **kwargs)
@@ -73,6 +73,11 @@ class Forward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Forward, (self.module, self.options, self.dynamic, self.before)
+
+
+def _is_transformed() -> bool:
+    """Whether the call is one of `torch.func.grad`, `vmap` and their like, or of forward-mode differentiation: PyTorch traces these."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _backend(options: Options, module: Any, example_inputs: Any) -> Any:

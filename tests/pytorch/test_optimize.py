@@ -170,3 +170,23 @@ def inode(address: int) -> str:
             if begin <= address < end:
                 return number
     return "0"
+
+
+def test_transformed_calls_stay_with_pytorch(runtime: Any) -> None:
+    """`torch.func` and forward-mode differentiation see every operator."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).eval()
+    ours = aspen_mp.optimize(copy.deepcopy(module), runtime=runtime)
+    x, parameters = torch.randn(4, 8), {name: value.detach() for name, value in module.named_parameters()}
+
+    def gradients(m: Any) -> Any:
+        return torch.func.grad(lambda given: torch.func.functional_call(m, given, (x,)).sum())(parameters)
+
+    def tangent(m: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(m(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), module(x))
+    torch.testing.assert_close(gradients(ours), gradients(module))
+    torch.testing.assert_close(torch.func.vmap(ours)(x), torch.func.vmap(module)(x))
+    torch.testing.assert_close(tangent(ours), tangent(module))
