@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import decompositions, partition
+from aspen_mp.torch import decompositions, partition, refusals
 from aspen_mp.torch.compiled import Compiled, Options, start_early
 from aspen_mp.torch.importer import import_graph
 
@@ -51,7 +51,8 @@ def compile_module(module: fx.GraphModule, example_inputs: Sequence[Any], option
     if needs_gradients(example_inputs):
         return module.forward
     start_early(options)
-    return aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)
+    run = aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)
+    return refusals.with_pytorch(run, module)
 
 
 def options_of(options: Mapping[str, Any] | None) -> Options:

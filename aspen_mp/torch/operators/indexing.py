@@ -12,21 +12,26 @@ from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, positive
 from aspen_mp.torch.registry import Unsupported, aten
 
 
+def _from_front(b: Builder, index: Value) -> Value:
+    """Indices of an operator that takes no negative ones. Without their sign these lie beyond the axis, and the request fails."""
+    return b.emit("BitwiseAnd", index, b.constant(torch.iinfo(index.dtype).max, index.dtype), shape=index.shape)
+
+
 @aten("embedding.default")
 def _embedding(b: Builder, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
-    return b.emit("Gather", weight, indices, axis=0)
+    return b.emit("Gather", weight, _from_front(b, indices), axis=0)
 
 
 @aten("index_select.default")
 def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
-    return b.emit("Gather", x, index, axis=positive(dim, x.rank)) if x.rank else x
+    return b.emit("Gather", x, _from_front(b, index), axis=positive(dim, x.rank)) if x.rank else x
 
 
 @aten("gather.default")
 def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if x.rank == 0 or index.rank == 0:
         raise Unsupported("gathering scalars")
-    return b.emit("GatherElements", x, index, axis=positive(dim, x.rank))
+    return b.emit("GatherElements", x, _from_front(b, index), axis=positive(dim, x.rank))
 
 
 def _indexed(indices: Sequence[Value | None]) -> list[int]:
@@ -126,7 +131,10 @@ def _scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Val
 
 @aten("scatter.value")
 def _scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Scalar) -> Value:
-    return b.emit("ScatterElements", x, index, b.expand(b.number(value, x.dtype), index.shape), axis=positive(dim, x.rank)) if x.rank else x
+    if x.rank == 0:
+        return x
+    updates = b.expand(b.number(value, x.dtype), index.shape)
+    return b.emit("ScatterElements", x, _from_front(b, index), updates, axis=positive(dim, x.rank))
 
 
 @aten("scatter_reduce.two")
@@ -143,7 +151,7 @@ def _scattered(b: Builder, x: Value, dim: int, index: Value, source: Value, redu
     if any(sizes.expression(m) != sizes.expression(n) for m, n in zip(index.shape, source.shape, strict=True)):
         ends = b.ints(index.shape)
         source = b.emit("Slice", source, b.ints([0] * index.rank), ends, b.ints(range(index.rank)), shape=index.shape)
-    return b.emit("ScatterElements", x, index, b.cast(source, x.dtype), axis=positive(dim, x.rank), reduction=reduction)
+    return b.emit("ScatterElements", x, _from_front(b, index), b.cast(source, x.dtype), axis=positive(dim, x.rank), reduction=reduction)
 
 
 @aten("index_add.default")
@@ -154,7 +162,7 @@ def _index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, a
     if alpha != 1:
         source = b.emit("Mul", source, b.constant(alpha, source.dtype), shape=source.shape)
     order = [axis, *[k for k in range(x.rank) if k != axis]]
-    places = b.emit("Unsqueeze", b.cast(index, INT64), b.ints([-1]))
+    places = b.emit("Unsqueeze", _from_front(b, b.cast(index, INT64)), b.ints([-1]))
     written = b.emit("ScatterND", b.transpose(x, order), places, b.transpose(b.cast(source, x.dtype), order), reduction="add")
     return b.transpose(written, [order.index(k) for k in range(x.rank)])
 
@@ -165,6 +173,6 @@ def _index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> 
         raise Unsupported("copying into a scalar")
     axis = positive(dim, x.rank)
     order = [axis, *[k for k in range(x.rank) if k != axis]]
-    places = b.emit("Unsqueeze", b.cast(index, INT64), b.ints([-1]))
+    places = b.emit("Unsqueeze", _from_front(b, b.cast(index, INT64)), b.ints([-1]))
     written = b.emit("ScatterND", b.transpose(x, order), places, b.transpose(b.cast(source, x.dtype), order))
     return b.transpose(written, [order.index(k) for k in range(x.rank)])
