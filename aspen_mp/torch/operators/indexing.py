@@ -13,8 +13,9 @@ from aspen_mp.torch.registry import Unsupported, aten
 
 
 def _from_front(b: Builder, index: Value) -> Value:
-    """Indices of an operator that takes no negative ones. Without their sign these lie beyond the axis, and the request fails."""
-    return b.emit("BitwiseAnd", index, b.constant(torch.iinfo(index.dtype).max, index.dtype), shape=index.shape)
+    """Indices of an operator that takes no negative ones: these become the largest integer, with which the request fails."""
+    bounded = b.emit("Max", index, b.constant(-1, index.dtype), shape=index.shape)
+    return b.emit("BitwiseAnd", bounded, b.constant(torch.iinfo(index.dtype).max, index.dtype), shape=index.shape)
 
 
 @aten("embedding.default")
