@@ -56,7 +56,7 @@ def _log_once(module: fx.GraphModule, refusal: RequestError) -> None:
         log.warning("PyTorch computes a call that the runtime refuses: %s", refusal)
 
 
-def refused(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+def refused(kind: Any, args: tuple[Any, ...]) -> Any:
     """An exception that is both of PyTorch's class and a `RequestError`; of PyTorch's class alone where that cannot be."""
     try:
         return _both(kind)(*args)
@@ -65,7 +65,7 @@ def refused(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 
 
 @cache
-def _both(kind: type[Exception]) -> type[Exception]:
+def _both(kind: Any) -> type[Exception]:
     about = {
         "__module__": __name__,
         "__doc__": f"{kind.__name__} of PyTorch's, for a request whose values the runtime refuses.",
