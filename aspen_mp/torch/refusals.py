@@ -1,4 +1,7 @@
-"""Calls whose values the runtime refuses: an index beyond its table, a division of integers by zero. PyTorch decides them.
+"""Calls that the runtime refuses. PyTorch decides them.
+
+Values are refused at each call: an index beyond its table, a division of integers by zero. A graph that cannot be loaded is refused once;
+PyTorch has all its calls from then on.
 
 PyTorch runs the graph again as Dynamo has captured it, before any operator was taken apart, so its errors are those of eager PyTorch.
 A graph that has failed has changed nothing: AOTAutograd writes to arguments after all has been computed.
@@ -13,9 +16,10 @@ from typing import Any, Final
 
 from torch import fx
 
-from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, PlanError, RequestError, ResourceLimitError, UnsupportedModelError
 
 log = logging.getLogger("aspen_mp.torch")
+_UNLOADABLE: Final = (ModelParseError, ModelInvalidError, UnsupportedModelError, ResourceLimitError, PlanError)
 _LOGGED: Final = "aspen_mp.logged"
 """Of a graph's `meta`: whether a warning says that PyTorch computed a call of it."""
 
@@ -28,14 +32,23 @@ def with_pytorch(run: Callable[..., Any], module: fx.GraphModule) -> Callable[..
         module: The same graph for PyTorch.
     """
 
+    stays = False
+
     @cache
     def eager() -> Callable[..., Any]:
         fx.GraphModule.recompile(module)  # Dynamo puts that off to the first call, which would print an error before it raises it
         return module.forward  # type: ignore[no-any-return]
 
     def call(*args: Any) -> Any:
+        nonlocal stays
+        if stays:
+            return eager()(*args)
         try:
             return run(*args)
+        except _UNLOADABLE as error:
+            stays = not isinstance(error, ResourceLimitError)  # other sizes may be within the limits
+            log.warning("a graph stays with PyTorch: %s: %s", type(error).__name__, " ".join(str(error).split()))
+            return eager()(*args)
         except RequestError as error:
             if type(error) is not RequestError:  # a full queue, a deadline, a cancelled request, workers that died
                 raise
