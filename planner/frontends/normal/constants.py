@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
+from onnx.helper import get_attribute_value, make_tensor
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.check import all_nodes, name_of
@@ -19,6 +23,12 @@ from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError
 _OVERRIDABLE: Final = 4
 """IR version from which on an input with an initializer may be given by the caller; before, every initializer had to be an input."""
 _MOST_ELEMENTS: Final = 2**31
+_KINDS: Final = {
+    **dict.fromkeys(("value_float", "value_floats"), TensorProto.FLOAT),
+    **dict.fromkeys(("value_int", "value_ints"), TensorProto.INT64),
+    **dict.fromkeys(("value_string", "value_strings"), TensorProto.STRING),
+}
+"""Attributes of Constant that hold no tensor: the type of the tensor that they stand for."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- sparse
@@ -102,11 +112,15 @@ def _places(sparse: SparseTensorProto, count: int, shape: tuple[int, ...], store
 
 def settle(proto: ModelProto, store: tensors.Store) -> None:
     """Removes initializers without names, which nothing can read, and repetitions of others; compares them with the inputs of their names.
-    In models from before IR version 4 those inputs go."""
+    In models from before IR version 4 those inputs go.
+
+    Where constants of the model's own graph share a name, the last Constant node counts, else the last initializer, as in onnxruntime. In
+    sub-graphs they must be the same."""
     for nodes, _ in scopes(proto):
         for graph in graphs_in(nodes):
-            _unique(graph, store)
-    _unique(proto.graph, store)
+            _unique(graph, partial(_refuse_others, store=store))
+    _gather(proto.graph)
+    _unique(proto.graph, _refuse_other_types)
     known = {tensor.name: tensor for tensor in proto.graph.initializer}
     for at in reversed(range(len(proto.graph.input))):
         value = proto.graph.input[at]
@@ -116,18 +130,57 @@ def settle(proto: ModelProto, store: tensors.Store) -> None:
                 del proto.graph.input[at]
 
 
-def _unique(graph: GraphProto, store: tensors.Store) -> None:
-    known: dict[str, TensorProto] = {}
-    spare: list[int] = []
+def _gather(graph: GraphProto) -> None:
+    """Makes initializers of the Constant nodes that share their name with an initializer, an input or another Constant node."""
+    constants = [node for node in graph.node if node.op_type == "Constant" and not node.domain and len(node.output) == 1 and node.output[0]]
+    names = Counter(node.output[0] for node in constants)
+    names.update(names.keys() & {value.name for value in (*graph.input, *graph.initializer)})
+    shared = [node for node in constants if names[node.output[0]] > 1]
+    graph.initializer.extend(_tensor(node) for node in shared)
+    for node in shared:
+        graph.node.remove(node)
+
+
+def _tensor(node: NodeProto) -> TensorProto:
+    """The value of a Constant node, with the name of its output."""
+    if len(node.attribute) != 1:
+        raise ModelInvalidError(f"{name_of(node)} has {len(node.attribute)} attributes, but a constant has one value")
+    (attribute,) = node.attribute
+    name, kind, value = node.output[0], attribute.name, get_attribute_value(attribute)
+    if attribute.type == AttributeProto.TENSOR:
+        tensor = TensorProto()
+        tensor.CopyFrom(value)
+        tensor.name = name
+        return tensor
+    if kind not in _KINDS:
+        raise ModelInvalidError(f"{name_of(node)}: {kind!r} is not an attribute that holds a constant")
+    return make_tensor(name, _KINDS[kind], [len(value)] if kind.endswith("s") else [], value if kind.endswith("s") else [value])
+
+
+def _unique(graph: GraphProto, compare: Callable[[TensorProto, TensorProto], None]) -> None:
+    """Keeps the last initializer of each name. `compare` raises where two of a name cannot stand for each other."""
+    known: dict[str, int] = {}
+    spare: set[int] = set()
     for at, tensor in enumerate(graph.initializer):
-        first = known.setdefault(tensor.name, tensor)
-        if first is tensor and tensor.name:
+        if tensor.name in known:
+            compare(graph.initializer[known[tensor.name]], tensor)
+            spare.add(known[tensor.name])
+        elif not tensor.name:
+            spare.add(at)
             continue
-        if tensor.name and not _same(first, tensor, store):
-            raise ModelInvalidError(f"initializer {tensor.name!r} is there twice, with other values, so it does not say which ones count")
-        spare.append(at)
-    for at in reversed(spare):
+        known[tensor.name] = at
+    for at in sorted(spare, reverse=True):
         del graph.initializer[at]
+
+
+def _refuse_other_types(one: TensorProto, other: TensorProto) -> None:
+    if one.data_type != other.data_type or one.dims != other.dims:
+        raise ModelInvalidError(f"constant {one.name!r} is there twice, with other types or shapes. Give one of them another name")
+
+
+def _refuse_others(one: TensorProto, other: TensorProto, store: tensors.Store) -> None:
+    if not _same(one, other, store):
+        raise ModelInvalidError(f"initializer {one.name!r} is there twice, with other values, so it does not say which ones count")
 
 
 def _same(one: TensorProto, other: TensorProto, store: tensors.Store) -> bool:
