@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _MODULES = {
     "values.binding": ("IOBinding", "SessionIOBinding"),
+    "models.adapters": ("AdapterFormat", "LoraAdapter"),
     "models.compiler": ("ModelCompiler", "OrtExternalInitializerInfo"),
     "models.described": ("OrtEpAssignedNode", "OrtEpAssignedSubgraph"),
     "values.devices": (
@@ -22,7 +23,7 @@ _MODULES = {
     ),
     "providers": ("get_all_providers", "get_available_providers"),
     "refusals": (
-        *("AdapterFormat", "LoraAdapter", "ModelPackage", "ModelPackageComponentContext", "ModelPackageContext"),
+        *("ModelPackage", "ModelPackageComponentContext", "ModelPackageContext"),
         *("ModelPackageOptions", "OrtEpContextData", "OrtEpContextDataBuffer"),
         *("OrtEpDevice", "OrtHardwareDevice", "OrtSyncStream"),
         *("register_execution_provider_library", "unregister_execution_provider_library"),

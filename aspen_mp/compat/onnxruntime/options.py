@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aspen_mp.client import arguments
 from aspen_mp.compat.onnxruntime.errors import UnknownKey, Unsupported
+
+if TYPE_CHECKING:
+    from aspen_mp.compat.onnxruntime.models.adapters import LoraAdapter
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -182,6 +185,7 @@ class RunOptions:
     log_verbosity_level: int = 0
     logid: str = ""
     _entries: dict[str, str] = field(default_factory=dict)
+    _adapters: list[LoraAdapter] = field(default_factory=list)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
         """Set a configuration entry. "aspen_mp.priority", "aspen_mp.deadline_ms" and "aspen_mp.on_late" are those arguments of `Model.run`;
@@ -194,9 +198,13 @@ class RunOptions:
             raise UnknownKey(f"RunOptions does not have configuration with key: {key}")
         return self._entries[key]
 
-    def add_active_adapter(self, adapter: Any) -> None:
-        """Raises Unsupported: give an adapter's values as inputs, or load a model that they are merged into."""
-        raise Unsupported("aspen-mp cannot read LoRA adapters. Give their values as inputs, or load a model that they are merged into")
+    def add_active_adapter(self, adapter: LoraAdapter) -> None:
+        """An adapter's parameters replace the inputs of their names in the run; of several adapters the first that has a name counts."""
+        from aspen_mp.compat.onnxruntime.models.adapters import LoraAdapter
+
+        if not isinstance(adapter, LoraAdapter):
+            raise TypeError(f"adapter must be a LoraAdapter, not {adapter!r} ({type(adapter).__name__})")
+        self._adapters.append(adapter)
 
 
 def run_terms(options: Any) -> dict[str, Any]:

@@ -8,12 +8,9 @@ from aspen_mp.compat.onnxruntime.errors import Unsupported
 
 _COMPILED: Final = "aspen-mp cannot read or write compiled models (EPContext). Load the ONNX model; the plan cache keeps its plan"
 _PACKAGES: Final = "aspen-mp cannot read model packages. Load the ONNX model that is in them"
-_ADAPTERS: Final = "aspen-mp cannot read LoRA adapters. Give their values as inputs, or load a model that they are merged into"
 _PLUGINS: Final = "aspen-mp runs on the CPU and cannot load execution providers. Leave this call out"
 
 ADVICE: Final = {
-    "AdapterFormat": _ADAPTERS,
-    "LoraAdapter": _ADAPTERS,
     "ModelPackage": _PACKAGES,
     "ModelPackageComponentContext": _PACKAGES,
     "ModelPackageContext": _PACKAGES,

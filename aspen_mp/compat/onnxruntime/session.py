@@ -160,6 +160,7 @@ class InferenceSession:
 
     def _run(self, feeds: Mapping[str, Any], names: list[str], options: Any) -> list[Any]:
         terms = _check_run(options) if options is not None else {}
+        feeds = _adapted(feeds, options)
         try:
             results = self._model.run(feeds, None if names is self._outputs else names, **terms)
         except AspenError as error:
@@ -213,7 +214,7 @@ class InferenceSession:
         terms = _check_run(run_options) if run_options is not None else {}
         if not callable(callback):
             raise TypeError(f"callback must be a function (results, user_data, error), not {callback!r} ({type(callback).__name__})")
-        feeds = self._feeds(input_feed)
+        feeds = _adapted(self._feeds(input_feed), run_options)
         kept = [input_feed]  # until the callback has come, as in onnxruntime
 
         def done(future: Any) -> None:
@@ -418,6 +419,16 @@ def _checked(names: Any, options: Any, known: bool = False) -> dict[str, str]:
     if known:
         providers.known(found)
     return dict(zip(found, entries, strict=True)).get(providers.CPU, {})
+
+
+def _adapted(feeds: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+    """The inputs of a run with those of the adapters that its options name."""
+    active = getattr(options, "_adapters", None)
+    if not active:
+        return feeds
+    from aspen_mp.compat.onnxruntime.models import adapters
+
+    return adapters.applied(feeds, active)
 
 
 def _check_options(options: Any) -> None:

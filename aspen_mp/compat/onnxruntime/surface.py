@@ -12,7 +12,10 @@ from aspen_mp.compat import onnxruntime
 from aspen_mp.compat.onnxruntime.environment import SURFACE
 from aspen_mp.compat.onnxruntime.names import WHERE
 
-CLASSES: Final = ("InferenceSession", "SessionOptions", "RunOptions", "OrtValue", "IOBinding", "SparseTensor", "ModelCompiler")
+CLASSES: Final = (
+    *("InferenceSession", "SessionOptions", "RunOptions", "OrtValue", "IOBinding", "SparseTensor", "ModelCompiler"),
+    *("AdapterFormat", "LoraAdapter"),
+)
 """Classes whose members are listed, too."""
 
 
