@@ -400,6 +400,7 @@ def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
             or _in_function_body(light, str(error))
             or _old_constant(str(error))
             or f"has unsupported type: {_BFLOAT16}" in str(error)  # see `taking_bfloat16`
+            or _other_floats(str(error))
         ):
             return _leniently(light, outputs)
         others = _without_own(light)  # what follows from shapes that ONNX's inference gets wrong may not fit
@@ -459,6 +460,12 @@ def _of_unknown_length(message: str) -> bool:
 def _old_constant(message: str) -> bool:
     """Whether inference failed because a Constant of before opset 9 holds integers, which exporters wrote long before ONNX said so."""
     return re.search(r"\(op_type: ?Constant\b.*has unsupported type", message) is not None
+
+
+def _other_floats(message: str) -> bool:
+    """Whether inference failed because an operator that has a rule for it gets other floats than ONNX's definition takes."""
+    found = re.search(r"\(op_type: ?(\w+).*has unsupported type: tensor\((float16|double)\)", message)
+    return found is not None and found[1] in contrib.OF_ANY_FLOAT
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:

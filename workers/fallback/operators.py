@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from onnx import FunctionProto, ModelProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -175,8 +176,18 @@ class MatMulInteger(OpRun):
 
 class QLinearMatMul(OpRun):
     def _run(self, x: Any, xs: Any, xz: Any, y: Any, ys: Any, yz: Any, zs: Any, zz: Any) -> tuple[Any, ...]:
-        factor = _by_rows(xs, x) * ys / zs
-        return (_requantised(_integer_product(x, y, xz, yz), factor, zz),)
+        if not zz.dtype.name.startswith("float8"):
+            factor = _by_rows(xs, x) * ys / zs
+            return (_requantised(_integer_product(x, y, xz, yz), factor, zz),)
+        left = (x.astype(np.float64) - _by_rows(xz, x).astype(np.float64)) * _by_rows(xs, x).astype(np.float64)
+        right = (y.astype(np.float64) - yz.astype(np.float64)) * ys.astype(np.float64)
+        return (_saturated(np.matmul(left, right) / zs.astype(np.float64) + zz.astype(np.float64), zz.dtype),)
+
+
+def _saturated(values: Any, dtype: Any) -> Any:
+    """Doubles in a type of 8-bit floats; what is too large becomes the largest number."""
+    most = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(values, -most, most).astype(np.float32).astype(dtype)
 
 
 def _integer_product(x: Any, y: Any, x_zero: Any, y_zero: Any) -> Any:

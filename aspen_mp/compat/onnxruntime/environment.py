@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aspen_mp.client import arguments
+from aspen_mp.compat.onnxruntime.errors import Fail, Unavailable
 
 SURFACE: Final = "1.32.0"
 """The version of onnxruntime whose names this package has. Programs choose opsets by it."""
 
 _SEVERITIES: Final = 4
-_workers = 0
+_workers: int | None = None
 
 
 def get_version_string() -> str:
@@ -76,15 +77,25 @@ def print_debug_info() -> None:
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
-    """Workers of the runtime that sessions share, if it has not started; 0: one for each core."""
+    """Workers of the runtime that sessions share, if it has not started; 0: one for each core. Fail where it was called before.
+
+    The options of all sessions that share it must say `use_per_session_threads = False` from then on, as in onnxruntime."""
     global _workers  # noqa: PLW0603
-    _workers = arguments.whole("intra_op_num_threads", intra_op_num_threads, 0, arguments.MOST_WORKERS)
+    if _workers is not None:
+        raise Fail("Global thread pools have already been created, cannot replace them")
     arguments.whole("inter_op_num_threads", inter_op_num_threads, 0)
+    _workers = arguments.whole("intra_op_num_threads", intra_op_num_threads, 0, arguments.MOST_WORKERS)
 
 
-def global_workers() -> int:
-    """What `set_global_thread_pool_sizes` was given last."""
-    return _workers
+def global_workers(options: Any) -> int:
+    """What `set_global_thread_pool_sizes` was given, 0 without a call. Unavailable, a RuntimeError, where a session's options say
+    otherwise."""
+    own = getattr(options, "use_per_session_threads", True)
+    if own and _workers is not None:
+        raise Unavailable("use_per_session_threads must be false when using a global thread pool (set_global_thread_pool_sizes)")
+    if not own and _workers is None:
+        raise Unavailable("without use_per_session_threads, call set_global_thread_pool_sizes before the first session is made")
+    return _workers or 0
 
 
 def create_and_register_allocator(memory_info: Any, arena_config: Any = None) -> None:

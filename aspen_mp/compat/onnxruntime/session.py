@@ -123,7 +123,8 @@ class InferenceSession:
             from aspen_mp.compat import default_runtime
             from aspen_mp.compat.onnxruntime import environment
 
-            runtime = default_runtime.runtime(workers or environment.global_workers() or None)
+            shared = environment.global_workers(self._options)
+            runtime = default_runtime.runtime(workers or shared or None)
         elif isinstance(runtime, str):
             import aspen_mp
 
@@ -168,7 +169,7 @@ class InferenceSession:
             if instead is error:
                 raise
             raise instead from error
-        return [results[name] for name in names]
+        return [_viewed(results[name]) for name in names]
 
     def _named(self, error: AspenError, feeds: Mapping[str, Any]) -> BaseException:
         """The error as onnxruntime's class: of a request that does not fit the model, or of one that failed while it ran."""
@@ -419,6 +420,13 @@ def _checked(names: Any, options: Any, known: bool = False) -> dict[str, str]:
     if known:
         providers.known(found)
     return dict(zip(found, entries, strict=True)).get(providers.CPU, {})
+
+
+def _viewed(value: Any) -> Any:
+    """The result of a run with a `base`, as arrays of numbers have in onnxruntime: programs ask by it who owns the memory."""
+    if value.__class__ is np.ndarray and value.base is None and not value.dtype.hasobject:
+        return value.view()
+    return value
 
 
 def _adapted(feeds: Mapping[str, Any], options: Any) -> Mapping[str, Any]:

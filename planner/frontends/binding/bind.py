@@ -218,6 +218,8 @@ class Binder:
             modern = legacy.modern(proto, op, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
+            if op in contrib.OF_ANY_FLOAT and inputs[0] is not None and inputs[0].dtype != _F32:
+                return self._own(entry, inputs)
             if op in scalars.INPUTS and (flat := scalars.flattened(proto, inputs)) is not None:
                 return self._inlined(flat, entry.opsets)
         elif domain == contrib.DOMAIN and op not in result_types.LEFT:

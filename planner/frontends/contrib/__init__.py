@@ -25,6 +25,9 @@ OPSET: Final = 27
 MISPLACED: Final = frozenset({"SimplifiedLayerNormalization", "LayerNormalization"})
 """Operators that onnxruntime writes into ONNX's own domain, also for opsets that do not have them."""
 
+OF_ANY_FLOAT: Final = frozenset({"DynamicQuantizeLinear"})
+"""Operators of ONNX's own domain that quantisation tools write for other floats than ONNX's definition takes."""
+
 _NORMALISED = 17  # ONNX has LayerNormalization from this opset on
 _LAYOUT = "is made for the machine that onnxruntime optimized it on: save it with ORT_ENABLE_EXTENDED at most, or load the original model"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+
 from aspen_mp.planner.frontends.contrib.attention import attended
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
 from aspen_mp.planner.frontends.contrib.spellings import channels_last
@@ -31,6 +33,20 @@ def _arithmetic(op: str) -> Rule:
 def _where(b: Body) -> list[str]:
     """(condition, x, scale, zero, y, scale, zero, scale, zero)."""
     return [b.quantised(b.emit("Where", b.name(0), b.real(1), b.real(4)), 7)]
+
+
+def _matmul(b: Body) -> list[str]:
+    """ONNX's own operator, which onnxruntime's tool writes in this domain where the bytes are floats."""
+    return [b.emit("QLinearMatMul", *map(b.name, range(8)))]
+
+
+def _dynamic_bytes(b: Body) -> list[str]:
+    """ONNX's own operator, for any type of floats: the scale is of the input's."""
+    x, outs = b.tensor(0), [f"{b.node.output[0]}\0{what}" for what in ("bytes", "scale", "zero")]
+    if x.dtype == np.float32:
+        return b.several("DynamicQuantizeLinear", b.name(0), outs=outs)
+    y, scale, zero = b.several("DynamicQuantizeLinear", b.cast(b.name(0), np.float32), outs=outs)
+    return [y, b.cast(scale, x.dtype), zero]
 
 
 def _mean(b: Body) -> list[str]:
@@ -118,6 +134,7 @@ def _attention(b: Body) -> list[str]:
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 RULES: Final[dict[str, Rule]] = {
     "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic_bytes,
     "DynamicQuantizeMatMul": _dynamic,
     "MatMulIntegerToFloat": _to_float,
     "QAttention": _attention,
@@ -128,6 +145,7 @@ RULES: Final[dict[str, Rule]] = {
     "QLinearConv": _convolution,
     "QLinearGlobalAveragePool": _between("GlobalAveragePool"),
     "QLinearLeakyRelu": _between("LeakyRelu", "alpha"),
+    "QLinearMatMul": _matmul,
     "QLinearMul": _arithmetic("Mul"),
     "QLinearReduceMean": _mean,
     "QLinearSigmoid": _between("Sigmoid"),

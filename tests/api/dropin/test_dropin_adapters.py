@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +93,8 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def _runs(shared_runtime: aspen_mp.Runtime, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(shared_runtime: aspen_mp.Runtime, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(shared_runtime, tmp_path_factory.mktemp("adapters"))
-
-
-@pytest.fixture
-def runs(_runs: Runs) -> Iterator[Runs]:
-    yield _runs
-    _runs.kept.clear()  # with the files that adapters have mapped
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])

@@ -6,7 +6,6 @@ inputs, too.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,12 +37,11 @@ class _Content:
 
 
 def _read(path: str | os.PathLike[str]) -> _Content:
-    """The content of a file, which is mapped: its arrays are views. Unavailable, a RuntimeError, where it is no adapter."""
+    """The content of a file. Unavailable, a RuntimeError, where it is no adapter."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+            data = memoryview(file.read())
     except (OSError, ValueError) as error:
         raise Unavailable(f"cannot read the adapter {name!r}: {getattr(error, 'strerror', None) or error}") from None
     if identifier(data) != _LETTERS:
@@ -79,7 +77,7 @@ class AdapterFormat:
 
     @staticmethod
     def read_adapter(file_path: str | os.PathLike[str]) -> AdapterFormat:
-        """Return the content of a file; its values are views of the file. Unavailable, a RuntimeError, where it is no adapter."""
+        """Return the content of a file. Unavailable, a RuntimeError, where it is no adapter."""
         made = AdapterFormat()
         made._content = _read(file_path)
         return made
@@ -133,8 +131,8 @@ class LoraAdapter:
     def __init__(self) -> None:
         self._parameters: dict[str, OrtValue] = {}
 
-    def Load(self, file_path: str | os.PathLike[str]) -> None:  # noqa: N802
-        """Maps a file. Unavailable, a RuntimeError, where it is no adapter."""
+    def Load(self, file_path: str | os.PathLike[str]) -> None:
+        """Reads a file. Unavailable, a RuntimeError, where it is no adapter."""
         self._parameters = _read(file_path).parameters
 
 
