@@ -25,6 +25,7 @@ from aspen_mp.planner.frontends import check, light, tensors
 from aspen_mp.planner.frontends.classical import maps, result_types, words
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
+from aspen_mp.planner.frontends.normal.constants import make_ends_dense
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
 from aspen_mp.planner.job import progress
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
@@ -83,6 +84,8 @@ class OnnxModel:
         self.store = store
         self.opsets: dict[str, int] = {o.domain: o.version for o in proto.opset_import}
         self.layers: dict[str, Layer] = {}
+        self.sparse: frozenset[str] = frozenset()
+        """Inputs and outputs that the model declares as sparse tensors, and that are dense here."""
         self.functions: dict[FunctionKey, FunctionProto] = {(f.domain, f.name, f.overload): f for f in proto.functions}
 
     @property
@@ -117,10 +120,14 @@ class OnnxModel:
         types = {o.name: o.type for o in inferred.graph.output}
         outputs = [(o.name, types.get(o.name, o.type)) for o in self.graph.output]
         return Signature(
-            tuple(value_info(i.name, i.type) for i in inputs),
-            tuple(replace(value_info(name, kind), keys=self.maps.get(name, ())) for name, kind in outputs),
-            tuple(value_info(i.name, i.type) for i in defaults),
+            tuple(self._info(i.name, i.type) for i in inputs),
+            tuple(replace(self._info(name, kind), keys=self.maps.get(name, ())) for name, kind in outputs),
+            tuple(self._info(i.name, i.type) for i in defaults),
         )
+
+    def _info(self, name: str, kind: onnx.TypeProto) -> ValueInfo:
+        info = value_info(name, kind)
+        return replace(info, type=f"sparse_{info.type}") if name in self.sparse else info
 
     @cached_property
     def maps(self) -> dict[str, tuple[int | str, ...]]:
@@ -197,8 +204,11 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
 
 def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> OnnxModel:
     check.texts(proto)
+    sparse = make_ends_dense(proto)
     normalise(proto, store)
-    return OnnxModel(proto, store, buffer)
+    model = OnnxModel(proto, store, buffer)
+    model.sparse = sparse
+    return model
 
 
 def _map(path: Path) -> tuple[memoryview, str]:

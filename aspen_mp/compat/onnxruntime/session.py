@@ -25,6 +25,7 @@ from aspen_mp.compat.onnxruntime.options import ModelMetadata, NodeArg, SessionO
 from aspen_mp.compat.onnxruntime.values.binding import IOBinding
 from aspen_mp.compat.onnxruntime.values.devices import CPU_MEMORY, OrtMemoryInfo
 from aspen_mp.compat.onnxruntime.values.ort_value import OrtValue, OrtValueVector, plain
+from aspen_mp.compat.onnxruntime.values.sparse import SparseTensor
 from aspen_mp.errors import AspenError, RequestError
 
 _ASSIGNMENT: Final = "session.record_ep_graph_assignment_info"
@@ -94,6 +95,7 @@ class InferenceSession:
         self._outputs_meta = [described.node_arg(o) for o in self._model.outputs]
         self._initializers_meta = [described.node_arg(i) for i in self._model.inputs if i.optional]
         self._outputs = [o.name for o in self._model.outputs]
+        self._sparse = {o.name for o in self._model.outputs if o.type.startswith("sparse_")}
         self._texts = {i.name for i in self._model.inputs if i.kind == "string"}
         self._may_lack = {i.name for i in self._inputs_meta if i.type.startswith("optional")}
         self._closed = False
@@ -169,6 +171,8 @@ class InferenceSession:
             if instead is error:
                 raise
             raise instead from error
+        if not self._sparse.isdisjoint(names):
+            return [SparseTensor._of_dense(results[name]) if name in self._sparse else _viewed(results[name]) for name in names]
         return [_viewed(results[name]) for name in names]
 
     def _named(self, error: AspenError, feeds: Mapping[str, Any]) -> BaseException:
@@ -199,7 +203,10 @@ class InferenceSession:
                 return feeds if not self._may_lack else {**dict.fromkeys(self._may_lack), **feeds}
         made: dict[str, Any] = dict.fromkeys(self._may_lack)
         for name, value in feeds.items():
-            made[name] = described.text(plain(value)) if name in self._texts else plain(value)
+            given = plain(value)
+            if isinstance(given, SparseTensor):
+                given = given._dense()
+            made[name] = described.text(given) if name in self._texts else given
         return made
 
     def run_async(

@@ -31,7 +31,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     _BOXES: ("CropAndResize",),
     _INTERNAL: ("MaxpoolWithMask",),
-    _ELSEWHERE: ("DynamicTimeWarping", "Inverse", "SparseToDenseMatMul"),
+    _ELSEWHERE: ("DynamicTimeWarping", "Inverse"),
     _TRAINING: ("BiasDropout", "BitmaskBiasDropout", "BitmaskDropout"),
     _NO_CPU: (
         *("BiasSoftmax", "ComplexMul", "ComplexMulConj", "ConvStateReplay", "DecoderAttention", "DecoderMaskedSelfAttention"),

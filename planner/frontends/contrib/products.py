@@ -19,6 +19,7 @@ def _order(rank: int, batch: bool, swap: bool) -> list[int]:
 
 
 def _fused_matmul(b: Body) -> list[str]:
+    """Also of a sparse factor, which is dense here."""
     names = []
     for k, letter in enumerate("AB"):
         rank, name = len(b.tensor(k).shape), b.name(k)
@@ -82,5 +83,6 @@ RULES: Final[dict[str, Rule]] = {
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
     "QuickGelu": _quick_gelu,
+    "SparseToDenseMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,
 }

@@ -47,6 +47,17 @@ def make_dense(proto: ModelProto, store: tensors.Store) -> None:
                 _value(node, store)
 
 
+def make_ends_dense(proto: ModelProto) -> frozenset[str]:
+    """Declares inputs and outputs that are sparse tensors as dense ones of the same shape, which callers convert; returns their names."""
+    names = set()
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.type.HasField("sparse_tensor_type"):
+            sparse = value.type.sparse_tensor_type
+            value.type.tensor_type.MergeFromString(sparse.SerializeToString())  # the same fields
+            names.add(value.name)
+    return frozenset(names)
+
+
 def _value(node: NodeProto, store: tensors.Store) -> None:
     """Of a Constant node."""
     for attribute in node.attribute:

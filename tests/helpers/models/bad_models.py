@@ -300,7 +300,7 @@ BAD: dict[str, Bad] = {
         changed(model([N("Relu", ["x"], ["y"])]), lambda m: m.opset_import.append(helper.make_opsetid("ai.onnx", 13))),
     ),
     "initializer twice": Bad(
-        ModelInvalidError, ("'w'", "twice"), model(MATMUL, [weights(8, 8), constant("w", np.zeros((8, 8), np.float32))])
+        ModelInvalidError, ("'w'", "twice"), model(MATMUL, [weights(8, 8), constant("w", np.zeros((8, 9), np.float32))])
     ),
     "default of another shape": Bad(ModelInvalidError, ("'w'", "[8, 9]", "[8, 8]"), with_default([8, 9], TensorProto.FLOAT, 8)),
     "default of another rank": Bad(ModelInvalidError, ("'w'", "[8]", "[8, 8]"), with_default([8], TensorProto.FLOAT, 3)),

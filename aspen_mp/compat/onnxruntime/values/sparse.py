@@ -1,4 +1,4 @@
-"""Sparse tensors as arrays of their values and indices. They can be made and looked at; no request takes or gives one."""
+"""Sparse tensors as arrays of their values and indices. Requests compute with dense ones: sessions convert inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.compat.onnxruntime.errors import Unavailable
+from aspen_mp.compat.onnxruntime.errors import InvalidArgument, Unavailable
 from aspen_mp.compat.onnxruntime.values import elements
 from aspen_mp.compat.onnxruntime.values.devices import on_cpu
 
@@ -79,6 +79,28 @@ class SparseTensor:
         if inner_indices.size != values.size or outer_indices.size != rows + 1:
             raise Unavailable(f"{values.size} values in {rows} rows need {values.size} inner indices and {rows + 1} outer ones")
         return cls(dense_shape, values, OrtSparseFormat.ORT_SPARSE_CSRC, inner_indices, outer_indices)
+
+    @classmethod
+    def _of_dense(cls, dense: Array) -> SparseTensor:
+        """What is not zero, with places in the flattened tensor."""
+        flat = dense.reshape(-1)
+        places = np.flatnonzero(flat)
+        return cls(dense.shape, flat[places], OrtSparseFormat.ORT_SPARSE_COO, places.astype(np.int64))
+
+    def _dense(self) -> Array:
+        """The tensor with all of its zeros. InvalidArgument where an index is outside it."""
+        dense = np.zeros(self._shape, self._values.dtype)
+        try:
+            if self._format == OrtSparseFormat.ORT_SPARSE_CSRC:
+                inner, outer = self._indices
+                dense[np.repeat(np.arange(len(outer) - 1), np.diff(outer)), inner] = self._values
+            elif self._indices[0].size == self._values.size:
+                dense.reshape(-1)[self._indices[0].reshape(-1)] = self._values
+            else:
+                dense[tuple(self._indices[0].reshape(-1, len(self._shape)).T)] = self._values
+        except (IndexError, ValueError) as error:
+            raise InvalidArgument(f"the indices of a sparse tensor do not fit its shape {self._shape}: {error}") from None
+        return dense
 
     def values(self) -> Array:
         return _frozen(self._values)
