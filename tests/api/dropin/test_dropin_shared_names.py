@@ -1,5 +1,5 @@
-"""Constants that share a name: the last Constant node counts, else the last initializer, as in onnxruntime. Whatever else gives a name twice
-is refused by both."""
+"""Constants that share a name: the last Constant node counts, else the last initializer, as in onnxruntime. Whatever else gives a name
+twice is refused by both."""
 
 from __future__ import annotations
 
