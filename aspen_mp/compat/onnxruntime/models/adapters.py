@@ -73,7 +73,7 @@ class AdapterFormat:
     """
 
     def __init__(self, adapter: AdapterFormat | None = None) -> None:
-        self._content = _Content() if adapter is None else adapter._content
+        self._content: _Content = _Content() if adapter is None else adapter._content
 
     @staticmethod
     def read_adapter(file_path: str | os.PathLike[str]) -> AdapterFormat:
