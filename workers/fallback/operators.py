@@ -186,7 +186,7 @@ class QLinearMatMul(OpRun):
 
 def _saturated(values: Any, dtype: Any) -> Any:
     """Doubles in a type of 8-bit floats; what is too large becomes the largest number."""
-    most = float(ml_dtypes.finfo(dtype).max)
+    most = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return np.clip(values, -most, most).astype(np.float32).astype(dtype)
 
 
