@@ -266,11 +266,12 @@ class Builder:
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         plain = [sizes.plain(dim) for dim in shape]
         symbolic = [place for place, dim in enumerate(plain) if not isinstance(dim, int)]
-        if len(symbolic) == 1 and -1 not in plain and 0 not in plain:
+        empty = any(sizes.same(dim, 0) for dim in plain)
+        if len(symbolic) == 1 and not any(sizes.same(dim, -1) for dim in plain) and not empty:
             target = self.ints([-1 if place == symbolic[0] else dim for place, dim in enumerate(plain)])
         else:
             target = self.ints(plain)
-        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if 0 in plain else None)
+        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if empty else None)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         if list(perm) == list(range(len(perm))):
