@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from aspen_mp.torch import operators, sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
+from aspen_mp.torch.signatures import OPSET
 
-OPSET: Final = 23
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
 FIXED: Final = {"_assert_tensor_metadata.default", "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
