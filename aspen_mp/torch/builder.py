@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from aspen_mp.torch import sizes
+from aspen_mp.torch import signatures, sizes
 from aspen_mp.torch.registry import Unsupported
 
 ONNX_TYPES: Final[dict[Any, int]] = {
@@ -123,6 +123,9 @@ class Builder:
         self, op: str, inputs: Sequence[Value | None], dtypes: Sequence[Any], shapes: Sequence[Sequence[Any]] | None = None, **attrs: Any
     ) -> list[Value]:
         """One node with an output for each of `dtypes`; None for one that is left out."""
+        kinds = [tuple(None if dtype is None else ONNX_TYPES[dtype] for dtype in each) for each in (_dtypes(inputs), dtypes)]
+        if (fault := signatures.fault(op, *kinds)) is not None:
+            raise Unsupported(fault)
         node = NodeProto(op_type=op)
         names = ["" if value is None else value.name for value in inputs]
         while names and not names[-1]:
@@ -146,7 +149,9 @@ class Builder:
     # ---- constants
 
     def constant(self, value: Any, dtype: Any) -> Value:
-        """A constant: a number, nested lists or an array, of a dtype of PyTorch's."""
+        """A constant: a number, nested lists or an array, of a dtype of PyTorch's. Unsupported where it cannot hold the number."""
+        if not holds(value, dtype):
+            raise Unsupported(f"{value} in {dtype}")
         key = (type(value), value, dtype) if isinstance(value, int | float) else None
         if key is not None and not math.isnan(value) and (value or str(value)[0] != "-"):
             found = self._known.get(key)
@@ -266,11 +271,12 @@ class Builder:
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         plain = [sizes.plain(dim) for dim in shape]
         symbolic = [place for place, dim in enumerate(plain) if not isinstance(dim, int)]
-        if len(symbolic) == 1 and -1 not in plain and 0 not in plain:
+        empty = any(sizes.same(dim, 0) for dim in plain)
+        if len(symbolic) == 1 and not any(sizes.same(dim, -1) for dim in plain) and not empty:
             target = self.ints([-1 if place == symbolic[0] else dim for place, dim in enumerate(plain)])
         else:
             target = self.ints(plain)
-        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if 0 in plain else None)
+        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if empty else None)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         if list(perm) == list(range(len(perm))):
@@ -281,6 +287,10 @@ class Builder:
         return self.emit("Expand", value, self.ints(shape), shape=shape)
 
 
+def _dtypes(values: Sequence[Value | None]) -> list[Any]:
+    return [None if value is None else value.dtype for value in values]
+
+
 def _attribute(node: NodeProto, key: str, value: Any) -> None:
     attribute = node.attribute.add(name=key)
     kind = _KINDS.get(type(value))
@@ -289,6 +299,8 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
         if kind == AttributeProto.INT:
             attribute.i = int(value)
         elif kind == AttributeProto.FLOAT:
+            if not math.isfinite(value):
+                raise Unsupported(f"{node.op_type}: {key} is {value}")
             attribute.f = value
         else:
             attribute.s = value.encode()
@@ -303,6 +315,13 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
         attribute.floats.extend(value)
     else:
         raise Unsupported(f"{node.op_type}: {key} depends on a size that is not fixed")
+
+
+def holds(value: Any, dtype: Any) -> bool:
+    """Whether a number of Python's is within the range of a dtype of floats. Integers wrap, as PyTorch's do."""
+    if not isinstance(value, int | float) or not dtype.is_floating_point or not math.isfinite(value):
+        return True
+    return bool(abs(value) <= torch.finfo(dtype).max)
 
 
 def static(values: Iterable[Any], what: str) -> list[int]:
