@@ -73,10 +73,10 @@ class Compiled:
     """
 
     def __init__(self, graph: fx.Graph, constants: Sequence[int], options: Options, imported: Imported | None = None) -> None:
-        self._graph = graph
+        self.graph = graph
         self._constants = list(constants)
         self._options = options
-        self._imported = imported if imported is not None else import_graph(graph, constants, share=True)
+        self.imported = imported if imported is not None else import_graph(graph, constants, share=True)
         self._rows = separable(graph)
         self._history = History()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
@@ -121,7 +121,7 @@ class Compiled:
             return variant
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_stamp(args[constant.place]) for constant in self._imported.constants if constant.place >= 0)
+        return tuple(_stamp(args[constant.place]) for constant in self.imported.constants if constant.place >= 0)
 
     def _note_changes(self, before: _Variant | None, args: tuple[Any, ...]) -> None:
         """Forgets a model whose constants have changed in place; those that have done so often become inputs."""
@@ -137,12 +137,12 @@ class Compiled:
         """These are no constants any more."""
         if places:
             self._constants = [place for place in self._constants if place not in places]
-            self._imported = import_graph(self._graph, self._constants, share=True)
+            self.imported = import_graph(self.graph, self._constants, share=True)
             self._variants.clear()
             self._last = None
 
     def _load(self, args: tuple[Any, ...]) -> _Variant:
-        imported = self._imported
+        imported = self.imported
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }

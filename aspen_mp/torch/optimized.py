@@ -11,16 +11,33 @@ from typing import Any
 import torch
 from torch import nn
 
+from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend
-from aspen_mp.torch.compiled import Options, start_early
+from aspen_mp.torch.compiled import MOST_VARIANTS, Options, start_early
 
 
 def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
     """See `aspen_mp.optimize`."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"optimize takes a torch.nn.Module, not {type(module).__name__}")
-    backend.check_devices([*module.parameters(), *module.buffers()])
+    check(module)
     module.forward = Forward(module, options, dynamic)
+
+
+def check(module: nn.Module) -> None:
+    """UnsupportedModelError where Dynamo cannot trace the module, or a tensor of it is not in memory."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is a module of TorchScript, which PyTorch's compiler does not trace. Give the module that it was made of"
+        )
+    backend.check_devices([*module.parameters(), *module.buffers()])
+
+
+def region() -> dict[str, Any]:
+    """Arguments of `torch.compile` for a module of ours. Its graphs are counted apart from those of other modules with the same code, and
+    it has more of them than PyTorch's limit of 8. Older versions of PyTorch know neither argument."""
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in (("recompile_limit", MOST_VARIANTS), ("isolate_recompiles", True)) if name in known}
 
 
 def original(module: nn.Module) -> Callable[..., Any]:
@@ -65,7 +82,8 @@ class Forward:
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
             start_early(self.options)  # Dynamo traces for a second or more
-            self._compiled = torch.compile(original(self.module), backend=functools.partial(_backend, self.options), dynamic=self.dynamic)
+            run = functools.partial(_backend, self.options)
+            self._compiled = torch.compile(original(self.module), backend=run, dynamic=self.dynamic, **region())
         return self._compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:

@@ -76,6 +76,14 @@ def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collect
     return fused.forward  # type: ignore[no-any-return]
 
 
+def blocks_of(run: Callable[..., Any]) -> list[Compiled]:
+    """What of a function of the backend runs in the runtime."""
+    if isinstance(run, Compiled):
+        return [run]
+    owner = getattr(run, "__self__", None)
+    return [part.compiled for part in owner.modules() if isinstance(part, _Block)] if isinstance(owner, torch.nn.Module) else []
+
+
 def _shared(graph: fx.Graph) -> set[fx.Node]:
     """Views that PyTorch makes of the memory that results share: made by a block, they would have memory of their own."""
     found: set[fx.Node] = set()
