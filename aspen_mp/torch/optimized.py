@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -28,7 +29,8 @@ def check(module: nn.Module) -> None:
     """UnsupportedModelError where Dynamo cannot trace the module, or a tensor of it is not in memory."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedModelError(
-            f"{type(module).__name__} is a module of TorchScript, which PyTorch's compiler does not trace. Give the module that it was made of"
+            f"{type(module).__name__} is a module of TorchScript, which PyTorch's compiler does not trace. Give the module that it was "
+            "made of"
         )
     backend.check_devices([*module.parameters(), *module.buffers()])
 
@@ -82,7 +84,7 @@ class Forward:
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
             start_early(self.options)  # Dynamo traces for a second or more
-            run = functools.partial(_backend, self.options)
+            run = functools.partial(_backend, self.options, Counter())
             self._compiled = torch.compile(original(self.module), backend=run, dynamic=self.dynamic, **region())
         return self._compiled
 
@@ -98,8 +100,24 @@ def _is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _backend(options: Options, module: Any, example_inputs: Any) -> Any:
+def _backend(options: Options, traces: Counter[int], module: Any, example_inputs: Any) -> Any:
+    """`traces`: how often each piece of code has been traced."""
+    traced = torch._guards.CompileContext.current_compile_id()
+    if traced is not None and traced.frame_id is not None:
+        traces[traced.frame_id] += 1
+        _warn_of_limits(options.name, traces[traced.frame_id], traced.frame_compile_id or 0)
     return backend.compile_module(module, example_inputs, options)
+
+
+def _warn_of_limits(name: str, mine: int, others: int) -> None:
+    """Say that a piece of code will not be traced again: `mine` times it was for one module, `others` before in the whole process."""
+    config = torch._dynamo.config
+    if mine >= region().get("recompile_limit", config.recompile_limit) or others + 1 >= config.accumulated_recompile_limit:
+        backend.once(
+            "limits",
+            f"aspen_mp.optimize: PyTorch's compiler has traced the code of {name} {max(mine, others + 1)} times and will not do so again. "
+            "Calls with other sizes or values of arguments run in eager PyTorch",
+        )
 
 
 def _tensors(value: Any) -> list[Any]:
