@@ -49,7 +49,7 @@ def optimize(
     Raises:
         ImportError: PyTorch is not installed.
         TypeError: `module` is no module.
-        UnsupportedModelError: A parameter is not on the CPU, or the module is one of TorchScript.
+        UnsupportedModelError: A tensor of the module is not on the CPU or has no values, or the module is one of TorchScript.
     """
     _need_torch()
     from aspen_mp.torch import compiled, optimized

@@ -48,7 +48,7 @@ def aspen_mp(
 def compile_module(module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Any:
     """The same with options that have been checked."""
     check_devices(example_inputs)
-    if needs_gradients(example_inputs):
+    if needs_gradients(example_inputs) or any(isinstance(value, torch.Tensor) and value.is_meta for value in example_inputs):
         return module.forward
     start_early(options)
     run = aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)

@@ -153,7 +153,8 @@ class Compiled:
         return _Variant(model, imported, args, self._rows, self._history)
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
-        """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
+        """Memory of tensors that has gone may be another tensor's tomorrow: with any of it its model goes. Weak references are to the
+        memory: `torch.utils.swap_tensors` refuses tensors that have some."""
         mine = weakref.ref(self)
 
         def gone(_: Any) -> None:
@@ -162,7 +163,7 @@ class Compiled:
                 compiled._variants.pop(key, None)
                 compiled._last = None
 
-        self._variants[key].references = [weakref.ref(tensor, gone) for tensor in tensors]
+        self._variants[key].references = [weakref.ref(tensor.untyped_storage(), gone) for tensor in tensors]
 
 
 def _stamp(tensor: Any) -> tuple[int, int, int]:

@@ -22,11 +22,17 @@ def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"optimize takes a torch.nn.Module, not {type(module).__name__}")
     check(module)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            raise UnsupportedModelError(
+                f"tensor {name!r} of {type(module).__name__} is on device meta and has no values. Load the weights before you optimize the "
+                "module: module.to_empty(device='cpu'), then module.load_state_dict(weights)"
+            )
     module.forward = Forward(module, options, dynamic)
 
 
 def check(module: nn.Module) -> None:
-    """UnsupportedModelError where Dynamo cannot trace the module, or a tensor of it is not in memory."""
+    """UnsupportedModelError where Dynamo cannot trace the module, or a tensor of it is on another device."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedModelError(
             f"{type(module).__name__} is a module of TorchScript, which PyTorch's compiler does not trace. Give the module that it was "
@@ -84,8 +90,8 @@ class Forward:
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
             start_early(self.options)  # Dynamo traces for a second or more
-            run = functools.partial(_backend, self.options, Counter())
-            self._compiled = torch.compile(original(self.module), backend=run, dynamic=self.dynamic, **region())
+            options = {"of": self.options, "traces": Counter()}
+            self._compiled = torch.compile(original(self.module), backend=_backend, options=options, dynamic=self.dynamic, **region())
         return self._compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
@@ -100,13 +106,16 @@ def _is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _backend(options: Options, traces: Counter[int], module: Any, example_inputs: Any) -> Any:
-    """`traces`: how often each piece of code has been traced."""
+# Of backends without a name Dynamo keeps weak references to parameters, and `torch.utils.swap_tensors` refuses these.
+@torch._dynamo.register_backend(name="aspen_mp_optimize", tags=("experimental",))  # type: ignore[untyped-decorator]
+def _backend(module: Any, example_inputs: Any, *, options: dict[str, Any]) -> Any:
+    """Options: "of": the module's; "traces": how often each piece of its code has been traced."""
+    of, traces = options["of"], options["traces"]
     traced = torch._guards.CompileContext.current_compile_id()
     if traced is not None and traced.frame_id is not None:
         traces[traced.frame_id] += 1
-        _warn_of_limits(options.name, traces[traced.frame_id], traced.frame_compile_id or 0)
-    return backend.compile_module(module, example_inputs, options)
+        _warn_of_limits(of.name, traces[traced.frame_id], traced.frame_compile_id or 0)
+    return backend.compile_module(module, example_inputs, of)
 
 
 def _warn_of_limits(name: str, mine: int, others: int) -> None:
