@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import backend, decompositions, sizes, weights
+from aspen_mp.torch import backend, decompositions, recurrent, sizes, weights
 from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
 from aspen_mp.torch.importer import Constant, Imported, Output, import_graph, operator_name, value_info
@@ -74,7 +74,8 @@ def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
             raise ValueError(f"dynamic names {name!r}, which is none of the arguments: {', '.join(given)}")
     shapes = {name: _dims(name, value, dynamic.get(name)) for name, value in given.items()}
     with torch.no_grad():
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes if dynamic else None)
+        with recurrent.whole:
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes if dynamic else None)
         return program.run_decompositions(decompositions.table())
 
 

@@ -76,8 +76,7 @@ def explain(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> 
     options = forward.options if isinstance(forward, optimized.Forward) else Options()
     before = _reasons()
     with torch.no_grad(), _evaluated(module if found.training else None):
-        function = optimized.original(module) if is_module else module
-        torch.compile(function, backend=_looker(found, options), **optimized.region())(*inputs, **keywords)
+        optimized.compiled(module, backend=_looker(found, options))(*inputs, **keywords)
     found.breaks = [str(reason).partition("\n")[0] for reason in _reasons() - before]
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import backend
+from aspen_mp.torch import backend, recurrent
 from aspen_mp.torch.compiled import MOST_VARIANTS, Options, start_early
 
 
@@ -46,6 +46,14 @@ def region() -> dict[str, Any]:
     it has more of them than PyTorch's limit of 8. Older versions of PyTorch know neither argument."""
     known = inspect.signature(torch.compile).parameters
     return {name: value for name, value in (("recompile_limit", MOST_VARIANTS), ("isolate_recompiles", True)) if name in known}
+
+
+def compiled(module: nn.Module | Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A module or a function as `torch.compile` makes it of these options."""
+    if not isinstance(module, nn.Module):
+        return torch.compile(module, **options, **region())  # type: ignore[no-any-return]
+    function = recurrent.kept_whole(module, original(module))
+    return recurrent.allowed(module, torch.compile(function, **options, **region()))
 
 
 def original(module: nn.Module) -> Callable[..., Any]:
@@ -91,7 +99,7 @@ class Forward:
         if self._compiled is None:
             start_early(self.options)  # Dynamo traces for a second or more
             options = {"of": self.options, "traces": Counter()}
-            self._compiled = torch.compile(original(self.module), backend=_backend, options=options, dynamic=self.dynamic, **region())
+            self._compiled = compiled(self.module, backend=_backend, options=options, dynamic=self.dynamic)
         return self._compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:

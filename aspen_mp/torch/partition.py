@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from aspen_mp.torch import sizes
+from aspen_mp.torch import recurrent, sizes
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, makers_of_shared, memory_of, operator_name
 
@@ -32,6 +32,8 @@ _FREE = FIXED | {
     "slice.Tensor",
 }
 """Operators that compute nothing: views and checks."""
+RECURRENT: Final = 16
+"""Operators that a recurrent layer counts for."""
 
 
 def computes(node: fx.Node) -> bool:
@@ -42,7 +44,8 @@ def computes(node: fx.Node) -> bool:
 
 
 def size(nodes: Iterable[fx.Node]) -> int:
-    return sum(map(computes, nodes))
+    """How many operators there are. A recurrent layer stands for those of all its steps."""
+    return sum(RECURRENT if operator_name(node.target) in recurrent.OPERATORS else 1 for node in nodes if computes(node))
 
 
 class _Supported(OperatorSupportBase):
