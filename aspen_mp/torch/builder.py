@@ -81,6 +81,8 @@ class Builder:
         self.made: dict[str, NodeProto] = {}
         self.sources: dict[Any, Value] = {}
         """Symbol of a size → the int64 [1] value that has it."""
+        self.fixed: set[str] = set()
+        """Values that are constants of the model: parameters and buffers."""
         self._label = ""
         self._rule = ""
         self._count = 0
@@ -313,6 +315,9 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
     elif all(isinstance(item, float) for item in value):
         attribute.type = AttributeProto.FLOATS
         attribute.floats.extend(value)
+    elif all(isinstance(item, str) for item in value):
+        attribute.type = AttributeProto.STRINGS
+        attribute.strings.extend(item.encode() for item in value)
     else:
         raise Unsupported(f"{node.op_type}: {key} depends on a size that is not fixed")
 

@@ -86,10 +86,10 @@ class Compiled:
     """
 
     def __init__(self, graph: fx.Graph, constants: Sequence[int], options: Options, imported: Imported | None = None) -> None:
-        self._graph = graph
+        self.graph = graph
         self._constants = list(constants)
         self._options = options
-        self._imported = imported if imported is not None else import_graph(graph, constants, share=True)
+        self.imported = imported if imported is not None else import_graph(graph, constants, share=True)
         self._rows = separable(graph)
         self._history = History()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
@@ -134,7 +134,7 @@ class Compiled:
             return variant
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_stamp(args[constant.place]) for constant in self._imported.constants if constant.place >= 0)
+        return tuple(_stamp(args[constant.place]) for constant in self.imported.constants if constant.place >= 0)
 
     def _note_changes(self, before: _Variant | None, args: tuple[Any, ...]) -> None:
         """Forgets a model whose constants have changed in place; those that have done so often become inputs."""
@@ -150,12 +150,12 @@ class Compiled:
         """These are no constants any more."""
         if places:
             self._constants = [place for place in self._constants if place not in places]
-            self._imported = import_graph(self._graph, self._constants, share=True)
+            self.imported = import_graph(self.graph, self._constants, share=True)
             self._variants.clear()
             self._last = None
 
     def _load(self, args: tuple[Any, ...]) -> _Variant:
-        imported = self._imported
+        imported = self.imported
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }
@@ -166,7 +166,8 @@ class Compiled:
         return _Variant(model, imported, args, self._rows, self._history)
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
-        """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
+        """Memory of tensors that has gone may be another tensor's tomorrow: with any of it its model goes. Weak references are to the
+        memory: `torch.utils.swap_tensors` refuses tensors that have some."""
         mine = weakref.ref(self)
 
         def gone(_: Any) -> None:
@@ -175,7 +176,7 @@ class Compiled:
                 compiled._variants.pop(key, None)
                 compiled._last = None
 
-        self._variants[key].references = [weakref.ref(tensor, gone) for tensor in tensors]
+        self._variants[key].references = [weakref.ref(tensor.untyped_storage(), gone) for tensor in tensors]
 
 
 def _stamp(tensor: Any) -> tuple[int, int, int]:

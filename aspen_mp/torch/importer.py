@@ -170,6 +170,7 @@ class _Importer:
         value = Value(node.name, fake.dtype, shape)
         if place in self.constant_places:
             self.constants.append(Constant(node.name, place))
+            self.builder.fixed.add(node.name)
             self.values[node] = value
             return
         order = memory_order(fake)
@@ -203,6 +204,7 @@ class _Importer:
             self.unsupported[node] = f"an attribute of type {type(owner).__name__}"
             return
         self.constants.append(Constant(node.name, -1, owner))
+        self.builder.fixed.add(node.name)
         self.values[node] = Value(node.name, owner.dtype, tuple(owner.shape))
 
     # ---- nodes

@@ -16,6 +16,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, makers_of_shared, memory_of, operator_name
+from aspen_mp.torch.tracing import recurrent
 
 _FREE = FIXED | {
     ASSERTION,
@@ -36,6 +37,8 @@ _FREE = FIXED | {
 """Operators that compute nothing: views and checks."""
 _AFTER: Final = "_aspen_mp_after"
 """An argument that stands for an order, and that no operator has."""
+RECURRENT: Final = 16
+"""Operators that a recurrent layer counts for."""
 
 
 def computes(node: fx.Node) -> bool:
@@ -46,7 +49,8 @@ def computes(node: fx.Node) -> bool:
 
 
 def size(nodes: Iterable[fx.Node]) -> int:
-    return sum(map(computes, nodes))
+    """How many operators there are. A recurrent layer stands for those of all its steps."""
+    return sum(RECURRENT if operator_name(node.target) in recurrent.OPERATORS else 1 for node in nodes if computes(node))
 
 
 class _Supported(OperatorSupportBase):
@@ -99,6 +103,14 @@ def _in_order(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> Iterator[None
         for node in module.graph.nodes:  # others, where blocks were made
             if _AFTER in node.kwargs:
                 node.kwargs = {name: value for name, value in node.kwargs.items() if name != _AFTER}
+
+
+def blocks_of(run: Callable[..., Any]) -> list[Compiled]:
+    """What of a function of the backend runs in the runtime."""
+    if isinstance(run, Compiled):
+        return [run]
+    owner = getattr(run, "__self__", None)
+    return [part.compiled for part in owner.modules() if isinstance(part, _Block)] if isinstance(owner, torch.nn.Module) else []
 
 
 def _shared(graph: fx.Graph) -> set[fx.Node]:

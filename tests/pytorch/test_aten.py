@@ -14,9 +14,9 @@ import aten_layouts  # noqa: E402, F401
 from aten_cases import GENERATORS  # noqa: E402
 
 from aspen_mp.torch.compiled import Compiled, Options  # noqa: E402
-from aspen_mp.torch.decompositions import KEPT  # noqa: E402
 from aspen_mp.torch.importer import import_graph  # noqa: E402
 from aspen_mp.torch.registry import REFUSED, RULES  # noqa: E402
+from aspen_mp.torch.tracing.decompositions import KEPT  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from aspen_mp.torch import encoder_layers
+from aspen_mp.torch.tracing import encoder_layers
 
 KEPT: Final = [
     "gelu",
