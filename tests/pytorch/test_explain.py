@@ -213,7 +213,9 @@ def test_a_fault_of_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(registry.RULES, "relu.default", fault)
     found = aspen_mp.explain(perceptron(), X)
-    assert {row.why for row in found.rows} == {"ZeroDivisionError: a fault"}
+    whys = [row.why for row in found.rows]
+    assert any("ZeroDivisionError: a fault" in why for why in whys)
+    assert all(whys)
 
 
 def test_graphs_that_were_compiled_stay(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
