@@ -7,7 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,6 +15,10 @@ from torch import nn
 from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend, recurrent
 from aspen_mp.torch.compiled import MOST_VARIANTS, Options, start_early
+from aspen_mp.torch.work import Meter
+
+_MOST_SIZES: Final = 1024
+_NO_SIZE: Final = ""
 
 
 def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
@@ -73,21 +77,40 @@ class Forward:
         self.options = options
         self.dynamic = dynamic
         found = module.__dict__.get("forward")
-        self.before: Callable[..., Any] | None = found.before if isinstance(found, Forward) else before or found
+        self.before: Callable[..., Any] | None = found.before if isinstance(found, Forward) else found if before is None else before
         functools.update_wrapper(self, type(module).forward)
-        self.__signature__ = inspect.signature(self.before or type(module).forward.__get__(module))
+        self.__signature__ = inspect.signature(type(module).forward.__get__(module) if self.before is None else self.before)
         self._compiled: Callable[..., Any] | None = None
+        self._meter = Meter()
+        self._small: dict[Any, bool] = {}
+        """Sizes of arguments, and whether a call with these is of little work."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.module
-        if module.training or torch.compiler.is_compiling() or _is_transformed():
+        if torch.compiler.is_compiling() or module.training:
             return original(module)(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return self._run(*args, **kwargs)
-        if backend.needs_gradients([*_tensors(args), *_tensors(kwargs)]):
+        try:
+            sizes = tuple([value.shape for value in args])  # the usual case: tensors, by their places
+        except AttributeError:
+            sizes = sizes_of(args)
+        if kwargs:
+            sizes = sizes_of([*sizes, kwargs]) if sizes is not None else None
+        small = self._small.get(sizes)
+        if small:
+            plain = type(module).forward.__get__(module) if self.before is None else self.before
+            return plain(*args, **kwargs)
+        if _is_transformed():
             return original(module)(*args, **kwargs)
-        with torch.no_grad():
+        if torch.is_grad_enabled() and backend.needs_gradients([*_tensors(args), *_tensors(kwargs)]):
+            backend.warn_of_gradients()
+            return original(module)(*args, **kwargs)
+        if small is not None or sizes is None or not self.options.by_work:
             return self._run(*args, **kwargs)
+        result, small = self._meter.is_small(lambda: self._run(*args, **kwargs))
+        if len(self._small) == _MOST_SIZES:
+            self._small.clear()
+        self._small[sizes] = small
+        return result
 
     @property
     def __code__(self) -> CodeType:
@@ -97,8 +120,8 @@ class Forward:
     @property
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
-            start_early(self.options)  # Dynamo traces for a second or more
-            options = {"of": self.options, "traces": Counter()}
+            start_early(self.options, self.module.parameters())  # Dynamo traces for a second or more
+            options = {"of": self.options, "meter": self._meter, "traces": Counter()}
             self._compiled = compiled(self.module, backend=_backend, options=options, dynamic=self.dynamic)
         return self._compiled
 
@@ -117,13 +140,13 @@ def _is_transformed() -> bool:
 # Of backends without a name Dynamo keeps weak references to parameters, and `torch.utils.swap_tensors` refuses these.
 @torch._dynamo.register_backend(name="aspen_mp_optimize", tags=("experimental",))  # type: ignore[untyped-decorator]
 def _backend(module: Any, example_inputs: Any, *, options: dict[str, Any]) -> Any:
-    """Options: "of": the module's; "traces": how often each piece of its code has been traced."""
+    """Options: "of": the module's; "meter": what adds up the work of its calls; "traces": how often each piece of its code was traced."""
     of, traces = options["of"], options["traces"]
     traced = torch._guards.CompileContext.current_compile_id()
     if traced is not None and traced.frame_id is not None:
         traces[traced.frame_id] += 1
         _warn_of_limits(of.name, traces[traced.frame_id], traced.frame_compile_id or 0)
-    return backend.compile_module(module, example_inputs, of)
+    return backend.compile_module(module, example_inputs, of, recompute=True, meter=options["meter"])
 
 
 def _warn_of_limits(name: str, mine: int, others: int) -> None:
@@ -135,6 +158,18 @@ def _warn_of_limits(name: str, mine: int, others: int) -> None:
             f"aspen_mp.optimize: PyTorch's compiler has traced the code of {name} {max(mine, others + 1)} times and will not do so again. "
             "Calls with other sizes or values of arguments run in eager PyTorch",
         )
+
+
+def sizes_of(value: Any) -> Any:
+    """What decides how much work a call is: the sizes of tensors, and whole numbers. None where an argument is of another kind."""
+    if isinstance(value, torch.Tensor):
+        return value.shape
+    if isinstance(value, tuple | list):
+        found = tuple([sizes_of(item) for item in value])
+        return None if None in found else found
+    if isinstance(value, dict):
+        return sizes_of([*value, *value.values()])
+    return value if isinstance(value, int | str) else _NO_SIZE if value is None or isinstance(value, float) else None
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -59,9 +59,9 @@ class _Supported(OperatorSupportBase):
 
 
 def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collection[fx.Node], options: Options) -> Callable[..., Any]:
-    """A function that runs blocks of at least `options.min_block_size` operators in the runtime, and the rest in PyTorch."""
+    """A function that runs blocks of at least `options.fewest` operators in the runtime, and the rest in PyTorch."""
     partitioner = CapabilityBasedPartitioner(module, _Supported({*unsupported, *_shared(module.graph)}), allows_single_node_partition=True)
-    blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.min_block_size]
+    blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.fewest]
     if not blocks:
         return module.forward  # type: ignore[no-any-return]
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
