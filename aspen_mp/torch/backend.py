@@ -57,11 +57,11 @@ def compile_module(
         meter: What adds up the work of calls.
     """
     check_devices(example_inputs)
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in example_inputs):
+        return module.forward
     differentiable = needs_gradients(example_inputs)
     if differentiable and not recompute:
         warn_of_gradients()
-        return module.forward
-    if any(isinstance(value, torch.Tensor) and value.is_meta for value in example_inputs):
         return module.forward
     start_early(options, example_inputs)
     repeatable = True

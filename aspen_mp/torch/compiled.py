@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.errors import RuntimeLost, UnsupportedModelError
 from aspen_mp.torch import watching, weights
 from aspen_mp.torch.builder import NUMPY_TYPES
 from aspen_mp.torch.importer import Imported, Input, View, import_graph
@@ -156,6 +156,8 @@ class Compiled:
 
     def _load(self, args: tuple[Any, ...]) -> _Variant:
         imported = self.imported
+        if imported.unsupported:  # once a constant has become an input
+            raise UnsupportedModelError("; ".join(sorted(set(imported.unsupported.values()))))
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }

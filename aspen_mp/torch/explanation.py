@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ from aspen_mp.torch import backend, optimized, partition, refusals, work
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import import_graph, operator_name, value_info
 from aspen_mp.torch.tracing import decompositions
+from aspen_mp.torch.work import Meter
 
 _BREAKS = ("graph_break", "unimplemented")
 """What Dynamo counts its reasons under; the second since PyTorch 2.10."""
+_SMALL = "PyTorch is done sooner: the call is of little work"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -75,9 +77,12 @@ def explain(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> 
     found = Explanation(training=is_module and module.training)
     forward = module.__dict__.get("forward") if is_module else None
     options = forward.options if isinstance(forward, optimized.Forward) else Options()
-    before = _reasons()
+    meter, before = Meter(), _reasons()
     with torch.no_grad(), _evaluated(module if found.training else None):
-        optimized.compiled(module, backend=_looker(found, options))(*inputs, **keywords)
+        run = optimized.compiled(module, backend=_looker(found, options, meter))
+        _, small = meter.is_small(lambda: run(*inputs, **keywords))
+    if small and is_module and options.by_work and optimized.sizes_of([*inputs, dict(keywords)]) is not None:
+        found.rows = [replace(row, where="PyTorch", why=row.why or _SMALL) for row in found.rows]
     found.breaks = [str(reason).partition("\n")[0] for reason in _reasons() - before]
     return found
 
@@ -100,22 +105,23 @@ def _reasons() -> Counter[Any]:
     return sum((Counter(torch._dynamo.utils.counters[kind]) for kind in _BREAKS), Counter())
 
 
-def _looker(found: Explanation, options: Options) -> Callable[..., Any]:
+def _looker(found: Explanation, options: Options, meter: Meter) -> Callable[..., Any]:
     """A backend that looks at graphs and leaves them to PyTorch."""
 
     def look(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
-            _note(found, graph, options, work.of(graph.graph, module.graph))
-            return make_boxed_func(graph.forward)
+            takes = work.of(graph.graph, module.graph)
+            _note(found, graph, options, _SMALL if options.by_work and work.is_small(takes) else "")
+            return make_boxed_func(meter.watched(graph.forward, graph.graph, takes))
 
         return aot_autograd(fw_compiler=compile_graph, decompositions=decompositions.table())(module, example_inputs)
 
     return look
 
 
-def _note(found: Explanation, module: fx.GraphModule, options: Options, takes: Any) -> None:
+def _note(found: Explanation, module: fx.GraphModule, options: Options, small: str) -> None:
     number, found.graphs = found.graphs, found.graphs + 1
-    reasons = _Reasons(module, options, takes)
+    reasons = _Reasons(module, options, small)
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem or not _gives_tensors(node):
             continue
@@ -126,15 +132,12 @@ def _note(found: Explanation, module: fx.GraphModule, options: Options, takes: A
 class _Reasons:
     """Why nodes of a graph stay with PyTorch, as the backend decides it."""
 
-    def __init__(self, module: fx.GraphModule, options: Options, takes: Any) -> None:
+    def __init__(self, module: fx.GraphModule, options: Options, small: str) -> None:
         constants = backend.constant_places()
-        self.whole = ""
+        self.whole = small
         self.unsupported: Mapping[fx.Node, str] = {}
         self.inside: set[str] = set()
         self.alone = f"its block has fewer than {options.fewest} operators, or needs a size that only PyTorch knows"
-        if options.by_work and work.is_small(takes):
-            self.whole = f"so little work that PyTorch is sooner done, in about {takes / 1e6:.0f} microseconds"
-            return
         try:
             self.unsupported = import_graph(module.graph, constants).unsupported
             copied = fx.GraphModule(module, copy.deepcopy(module.graph))  # cutting a graph changes it

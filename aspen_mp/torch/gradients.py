@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,9 +12,6 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch.utils import _pytree as pytree
 
 from aspen_mp.torch.importer import makers_of_shared
-
-_DROPS: Final = ("dropout_p", "train")
-"""Arguments of operators that draw random numbers only where these are not 0."""
 
 
 def can_recompute(graph: fx.Graph) -> bool:
@@ -38,7 +35,7 @@ def _draws(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     for place, argument in enumerate(node.target._schema.arguments):
-        if argument.name in _DROPS:
+        if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             return bool(given != 0)
     return True

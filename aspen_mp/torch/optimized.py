@@ -93,9 +93,9 @@ class Forward:
         try:
             sizes = tuple([value.shape for value in args])  # the usual case: tensors, by their places
         except AttributeError:
-            sizes = _sizes_of(args)
+            sizes = sizes_of(args)
         if kwargs:
-            sizes = _sizes_of([*sizes, kwargs]) if sizes is not None else None
+            sizes = sizes_of([*sizes, kwargs]) if sizes is not None else None
         small = self._small.get(sizes)
         if small:
             plain = type(module).forward.__get__(module) if self.before is None else self.before
@@ -161,15 +161,15 @@ def _warn_of_limits(name: str, mine: int, others: int) -> None:
         )
 
 
-def _sizes_of(value: Any) -> Any:
+def sizes_of(value: Any) -> Any:
     """What decides how much work a call is: the sizes of tensors, and whole numbers. None where an argument is of another kind."""
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, tuple | list):
-        found = tuple([_sizes_of(item) for item in value])
+        found = tuple([sizes_of(item) for item in value])
         return None if None in found else found
     if isinstance(value, dict):
-        return _sizes_of([*value, *value.values()])
+        return sizes_of([*value, *value.values()])
     return value if isinstance(value, int | str) else _NO_SIZE if value is None or isinstance(value, float) else None
 
 

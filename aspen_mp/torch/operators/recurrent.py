@@ -49,8 +49,6 @@ def _layers(
     _check(b, [x, *states], params)
     if len(params) != each * directions * num_layers:
         raise Unsupported("projections of a recurrent layer")
-    if train and dropout and num_layers > 1:
-        raise Unsupported("dropout between recurrent layers")
     (hidden,) = static([states[0].shape[2]], "the size of a hidden state")
     attrs |= {"hidden_size": hidden, "direction": "bidirectional" if bidirectional else "forward"}
     y = b.transpose(x, [1, 0, 2]) if batch_first else x

@@ -2,7 +2,7 @@
 
 Dynamo breaks graphs at these modules unless it is told not to. PyTorch then takes them apart into the operators of each step, and the graph
 holds for one length alone. So each becomes one operator of the namespace `aspen_mp`: tracing sees its shapes, a rule expresses it in ONNX,
-and PyTorch computes it as ever where it stays there.
+and PyTorch computes it as ever where it stays there. Where gradients are wanted, it is PyTorch's function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _define(name: str, states: int) -> None:
     function = getattr(torch, name)
     given = "Tensor hx" if states == 1 else "Tensor[] hx"
     results = ", ".join(["Tensor"] * (1 + states))
-    _library.define(f"{name}(Tensor input, {given}, {_OPTIONS}) -> ({results})", tags=(torch.Tag.nondeterministic_seeded,))
+    _library.define(f"{name}(Tensor input, {given}, {_OPTIONS}) -> ({results})")
 
     def compute(*args: Any) -> Any:
         return function(*args)
@@ -60,12 +60,14 @@ for _name, _states in (("lstm", 2), ("gru", 1), ("rnn_tanh", 1), ("rnn_relu", 1)
 
 
 class _Whole(TorchFunctionMode):
-    """Puts those operators in the place of PyTorch's functions. Calls with packed sequences stay as they are: their fourth argument is a
-    list."""
+    """Puts those operators in the place of PyTorch's functions. Calls with packed sequences, whose fourth argument is a list, stay as they
+    are, and so do those that draw random numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _BY_FUNCTION and isinstance(args[3], bool) and torch.compiler.is_compiling():
-            return _BY_FUNCTION[func](*args)
+            dropout, train = args[5:7]
+            if not (dropout and train):
+                return _BY_FUNCTION[func](*args)
         return func(*args, **(kwargs or {}))
 
 
