@@ -196,7 +196,7 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
-        return _floor_divide(b, x, y)
+        return _floored(b, x, y)
     quotient = b.emit("Div", *factors(b, x, y))
     whole = rounding_mode == "trunc" and b.dtype.is_floating_point
     return b.cast(truncated(b, quotient) if whole else quotient, b.dtype)
@@ -204,6 +204,10 @@ def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) 
 
 @aten("floor_divide.default")
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
+    return _floored(b, x, y)
+
+
+def _floored(b: Builder, x: Operand, y: Operand) -> Value:
     left, right = operands(b, x, y) if isinstance(y, Value) else factors(b, x, y)
     return b.cast(floor_divided(b, left, right), b.dtype)
 
