@@ -19,9 +19,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import operators, sizes
-from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
+from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, OPSET, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
-from aspen_mp.torch.signatures import OPSET
 
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
