@@ -164,20 +164,22 @@ def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
 
 def factors(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
     """The same of products and quotients. PyTorch computes those of halves in float32, where a number may be larger or smaller."""
-    wide = b.dtype.itemsize == 2 and b.dtype.is_floating_point and not (_fits(x, b.dtype) and _fits(y, b.dtype))
-    dtype = torch.float32 if wide else b.dtype
+    dtype = b.dtype if _fits(x, b.dtype) and _fits(y, b.dtype) else torch.float32
     return b.operand(x, dtype), b.operand(y, dtype)
 
 
 def _fits(value: Operand, dtype: Any) -> bool:
-    """Whether a type of floats holds a number to its full precision."""
-    if not isinstance(value, int | float):
+    """Whether a half holds a number to its full precision; other types are taken as they are."""
+    if not isinstance(value, int | float) or not dtype.is_floating_point or dtype.itemsize > 2:
         return True
     return holds(value, dtype) and (value == 0 or abs(value) >= torch.finfo(dtype).tiny)
 
 
 def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
-    return x if sizes.same(factor, 1) else b.emit("Mul", x, b.number(factor, x.dtype), shape=x.shape)
+    if sizes.same(factor, 1):
+        return x
+    dtype = x.dtype if _fits(factor, x.dtype) else torch.float32
+    return b.cast(b.emit("Mul", b.cast(x, dtype), b.number(factor, dtype), shape=x.shape), x.dtype)
 
 
 @aten("mul.Tensor", "mul.Scalar")
@@ -194,7 +196,7 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
-        return floor_divided(b, *operands(b, x, y))
+        return _floored(b, x, y)
     quotient = b.emit("Div", *factors(b, x, y))
     whole = rounding_mode == "trunc" and b.dtype.is_floating_point
     return b.cast(truncated(b, quotient) if whole else quotient, b.dtype)
@@ -202,7 +204,12 @@ def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) 
 
 @aten("floor_divide.default")
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
-    return floor_divided(b, *operands(b, x, y))
+    return _floored(b, x, y)
+
+
+def _floored(b: Builder, x: Operand, y: Operand) -> Value:
+    left, right = operands(b, x, y) if isinstance(y, Value) else factors(b, x, y)
+    return b.cast(floor_divided(b, left, right), b.dtype)
 
 
 def floor_divided(b: Builder, x: Value, y: Value) -> Value:
