@@ -7,6 +7,7 @@ and PyTorch computes it as ever where it stays there. Its gradients are those of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -34,8 +35,9 @@ def _gradients(function: Callable[..., Any], inputs: Sequence[Any], gradients: S
     wanted = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     with torch.enable_grad():
         results = function(*inputs)
-    asked = [(result, gradient) for result, gradient in zip(results, gradients, strict=True) if gradient is not None]
-    found = torch.autograd.grad(*zip(*asked, strict=True), wanted, allow_unused=True, create_graph=torch.is_grad_enabled())
+    known = [gradient is not None for gradient in gradients]
+    asked, given = itertools.compress(results, known), itertools.compress(gradients, known)
+    found = torch.autograd.grad(list(asked), wanted, list(given), allow_unused=True, create_graph=torch.is_grad_enabled())
     by_id = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
     return tuple([[by_id.get(id(leaf)) for leaf in item] if isinstance(item, list | tuple) else by_id.get(id(item)) for item in inputs])
 
@@ -72,13 +74,13 @@ for _name, _states in (("lstm", 2), ("gru", 1), ("rnn_tanh", 1), ("rnn_relu", 1)
 
 class _Whole(TorchFunctionMode):
     """Puts those operators in the place of PyTorch's functions. Calls with packed sequences, whose fourth argument is a list, stay as they
-    are, and so do those that draw random numbers."""
+    are. Those with dropout are not traced: PyTorch's decompositions leave it out."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _BY_FUNCTION and isinstance(args[3], bool) and torch.compiler.is_compiling():
-            dropout, train = args[5:7]
-            if not (dropout and train):
+            if not (args[5] and args[6]):
                 return _BY_FUNCTION[func](*args)
+            torch._dynamo.graph_break()
         return func(*args, **(kwargs or {}))
 
 

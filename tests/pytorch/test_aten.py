@@ -59,7 +59,7 @@ def traced(function: Any, tensors: Any) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
-        graph = make_fx(function, tracing_mode="fake")(*tensors)
+        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
     graph.graph.eliminate_dead_code()
     return graph
 
