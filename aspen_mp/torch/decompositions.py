@@ -111,6 +111,8 @@ KEPT: Final = [
     "expand_copy",
 ]
 """Operators with rules of their own, though PyTorch could express them by simpler ones."""
+LEFT: Final = ["unfold_backward"]
+"""Operators without rules that stay whole all the same: PyTorch takes them apart into a thousand others. `torch.istft` calls them."""
 
 
 @cache
@@ -118,13 +120,13 @@ def table() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions into core operators, without `KEPT`, and our own."""
     from torch._decomp import core_aten_decompositions
 
-    kept = set(KEPT)
+    kept = {*KEPT, *LEFT}
     found: dict[Any, Callable[..., Any]] = {
         operator: function
         for operator, function in core_aten_decompositions().items()
         if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
     }
-    for name in kept:
+    for name in KEPT:
         if "upsample" in name:
             packet = getattr(torch.ops.aten, name)
             found[packet.vec] = _by_size(packet.default)

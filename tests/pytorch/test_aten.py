@@ -14,7 +14,7 @@ import aten_layouts  # noqa: E402, F401
 from aten_cases import GENERATORS  # noqa: E402
 
 from aspen_mp.torch.compiled import Compiled, Options  # noqa: E402
-from aspen_mp.torch.decompositions import KEPT  # noqa: E402
+from aspen_mp.torch.decompositions import KEPT, LEFT  # noqa: E402
 from aspen_mp.torch.importer import import_graph  # noqa: E402
 from aspen_mp.torch.registry import REFUSED, RULES  # noqa: E402
 
@@ -71,6 +71,7 @@ def test_every_rule_is_tested() -> None:
 
 def test_what_is_not_taken_apart_has_a_rule() -> None:
     assert len(set(KEPT)) == len(KEPT)
+    assert {f"{name}.default" for name in LEFT} <= set(REFUSED)
     assert set(KEPT) <= {name.partition(".")[0] for name in RULES}
 
 
