@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from aspen_mp.torch import encoder_layers
+from aspen_mp.torch.layers import encoder
 
 KEPT: Final = [
     "gelu",
@@ -130,8 +130,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         if "upsample" in name:
             packet = getattr(torch.ops.aten, name)
             found[packet.vec] = _by_size(packet.default)
-    found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder_layers.encoder_layer
-    found[torch.ops.aten._native_multi_head_attention.default] = encoder_layers.multi_head_attention
+    found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder.encoder_layer
+    found[torch.ops.aten._native_multi_head_attention.default] = encoder.multi_head_attention
     return found
 
 

@@ -11,9 +11,10 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from aspen_mp.torch import recurrent, sizes
+from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, makers_of_shared, memory_of, operator_name
+from aspen_mp.torch.layers import recurrent
 
 _FREE = FIXED | {
     ASSERTION,

@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from aspen_mp.torch import partition, recurrent, sizes
+from aspen_mp.torch import partition, sizes
 from aspen_mp.torch.importer import operator_name
+from aspen_mp.torch.layers import recurrent
 from aspen_mp.torch.registry import Unsupported
 
 SMALL: Final = 45_000_000

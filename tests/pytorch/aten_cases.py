@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'aspen-mp[torch]'")
-from aspen_mp.torch import recurrent  # noqa: E402, F401
+from aspen_mp.torch.layers import recurrent  # noqa: E402, F401
 
 ops = torch.ops.aten
 
