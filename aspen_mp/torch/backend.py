@@ -14,10 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import gradients, partition, refusals, work
+from aspen_mp.torch import decompositions, gradients, partition, refusals, work
 from aspen_mp.torch.compiled import Compiled, Options, start_early
 from aspen_mp.torch.importer import import_graph
-from aspen_mp.torch.tracing import decompositions
 
 log = logging.getLogger("aspen_mp.torch")
 _warned: set[str] = set()

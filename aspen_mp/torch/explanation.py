@@ -16,10 +16,9 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from aspen_mp.torch import backend, optimized, partition, refusals, work
+from aspen_mp.torch import backend, decompositions, optimized, partition, refusals, work
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import import_graph, operator_name, value_info
-from aspen_mp.torch.tracing import decompositions
 from aspen_mp.torch.work import Meter
 
 _BREAKS = ("graph_break", "unimplemented")

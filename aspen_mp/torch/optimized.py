@@ -15,7 +15,7 @@ from torch import nn
 from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend
 from aspen_mp.torch.compiled import MOST_VARIANTS, Options, start_early
-from aspen_mp.torch.tracing import recurrent
+from aspen_mp.torch.layers import recurrent
 from aspen_mp.torch.work import Meter
 
 _MOST_SIZES: Final = 1024

@@ -16,7 +16,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from aspen_mp.torch import sizes
 from aspen_mp.torch.compiled import Compiled, Options
 from aspen_mp.torch.importer import ASSERTION, FIXED, import_graph, makers_of_shared, memory_of, operator_name
-from aspen_mp.torch.tracing import recurrent
+from aspen_mp.torch.layers import recurrent
 
 _FREE = FIXED | {
     ASSERTION,

@@ -12,8 +12,8 @@ from torch import fx
 
 from aspen_mp.torch import partition, sizes
 from aspen_mp.torch.importer import operator_name
+from aspen_mp.torch.layers import recurrent
 from aspen_mp.torch.registry import Unsupported
-from aspen_mp.torch.tracing import recurrent
 
 SMALL: Final = 45_000_000
 """Picoseconds. Where PyTorch takes longer, a runtime is faster. Policies and perceptrons, a few operators each, lie below."""

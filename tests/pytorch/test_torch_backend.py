@@ -438,3 +438,19 @@ def test_fused_attention_of_torch_is_taken_apart(compiled: Any) -> None:
     attention, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 5, 16)
     same(compiled(lambda x: attention(x, x, x, need_weights=False)[0])(x), attention(x, x, x, need_weights=False)[0])
     same(compiled(lambda x: attention(x, x, x))(x), attention(x, x, x))
+
+
+@pytest.mark.parametrize(("size", "hop"), [(64, 16), (400, 100), (1024, 256)])
+def test_spectra_and_back(compiled: Any, size: int, hop: int) -> None:
+    """The graph of the inverse does not grow with the window."""
+
+    class Spectra(nn.Module):
+        def forward(self, x: Any) -> Any:
+            window = torch.hann_window(size)
+            spectra = torch.view_as_real(torch.stft(x, size, hop, window=window, return_complex=True))
+            spectra = (spectra * 0.5 + spectra.abs().mean(-1, keepdim=True) * 0.01).contiguous()
+            return torch.istft(torch.view_as_complex(spectra), size, hop, window=window, length=x.shape[-1]) * 2 + 1
+
+    module, x = Spectra().eval(), torch.randn(2, 4 * size)
+    torch.testing.assert_close(compiled(module)(x), module(x), rtol=1e-4, atol=1e-5)
+    assert len(aspen_mp.explain(module, x).rows) < 100

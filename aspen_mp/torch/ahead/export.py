@@ -22,12 +22,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import backend, sizes, weights
+from aspen_mp.torch import backend, decompositions, sizes, weights
 from aspen_mp.torch.ahead.load import KEY
 from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
 from aspen_mp.torch.importer import Constant, Imported, Output, import_graph, operator_name, value_info
-from aspen_mp.torch.tracing import decompositions, recurrent
+from aspen_mp.torch.layers import recurrent
 
 MOST_INSIDE: Final = 1 << 30
 """Larger weights lie in a file beside the model: an ONNX file has at most 2 GiB."""

@@ -14,6 +14,7 @@ from aspen_mp.torch.registry import Unsupported, aten, refuse
 
 refuse("it keeps bits and changes what they mean", "view.dtype")
 refuse("ONNX has no word for it, and a composition loses digits", "erfc.default", "atan2.default", "lgamma.default", "digamma.default")
+refuse("it adds up windows that overlap, which ONNX has no word for", "unfold_backward.default")
 refuse("complex numbers have no kernels", "complex.default", "view_as_complex.default", "view_as_real.default", "_fft_r2c.default")
 
 _MOST_BAKED = 1 << 14

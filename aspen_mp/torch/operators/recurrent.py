@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: the whole layers that `aspen_mp.torch.tracing.recurrent` keeps."""
+"""LSTM, GRU and RNN: the whole layers that `aspen_mp.torch.layers.recurrent` keeps."""
 
 from __future__ import annotations
 

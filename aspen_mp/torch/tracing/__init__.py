@@ -1,1 +1,0 @@
-"""What PyTorch takes apart while it traces a module, and what it keeps whole."""
