@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from onnx import AttributeProto, NodeProto, TensorProto
 
-from aspen_mp.torch import sizes
+from aspen_mp.torch import signatures, sizes
 from aspen_mp.torch.registry import Unsupported
 
 ONNX_TYPES: Final[dict[Any, int]] = {
@@ -123,6 +123,9 @@ class Builder:
         self, op: str, inputs: Sequence[Value | None], dtypes: Sequence[Any], shapes: Sequence[Sequence[Any]] | None = None, **attrs: Any
     ) -> list[Value]:
         """One node with an output for each of `dtypes`; None for one that is left out."""
+        kinds = [tuple(None if dtype is None else ONNX_TYPES[dtype] for dtype in each) for each in (_dtypes(inputs), dtypes)]
+        if (fault := signatures.fault(op, *kinds)) is not None:
+            raise Unsupported(fault)
         node = NodeProto(op_type=op)
         names = ["" if value is None else value.name for value in inputs]
         while names and not names[-1]:
@@ -266,11 +269,12 @@ class Builder:
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         plain = [sizes.plain(dim) for dim in shape]
         symbolic = [place for place, dim in enumerate(plain) if not isinstance(dim, int)]
-        if len(symbolic) == 1 and -1 not in plain and 0 not in plain:
+        empty = any(sizes.same(dim, 0) for dim in plain)
+        if len(symbolic) == 1 and not any(sizes.same(dim, -1) for dim in plain) and not empty:
             target = self.ints([-1 if place == symbolic[0] else dim for place, dim in enumerate(plain)])
         else:
             target = self.ints(plain)
-        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if 0 in plain else None)
+        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if empty else None)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         if list(perm) == list(range(len(perm))):
@@ -279,6 +283,10 @@ class Builder:
 
     def expand(self, value: Value, shape: Sequence[Any]) -> Value:
         return self.emit("Expand", value, self.ints(shape), shape=shape)
+
+
+def _dtypes(values: Sequence[Value | None]) -> list[Any]:
+    return [None if value is None else value.dtype for value in values]
 
 
 def _attribute(node: NodeProto, key: str, value: Any) -> None:

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from aspen_mp.torch import operators, sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
+from aspen_mp.torch.signatures import OPSET
 
-OPSET: Final = 23
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
 FIXED: Final = {"_assert_tensor_metadata.default", "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
@@ -105,7 +105,8 @@ def import_graph(graph: fx.Graph, constants: Collection[int] = (), *, outputs: b
     Returns:
         The model. Its `proto` is of no use where `unsupported` names nodes.
     """
-    return _Importer(graph, frozenset(constants), share).run(outputs)
+    with sizes.undecided(graph):
+        return _Importer(graph, frozenset(constants), share).run(outputs)
 
 
 class _Importer:
@@ -240,8 +241,11 @@ class _Importer:
                 raise Unsupported(f"tensors of {value.dtype}")
         try:
             result = rule(self.builder, *args, **kwargs)
-        except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
-            raise Unsupported(f"arguments that the rule of {name} does not know: {type(error).__name__}: {error}") from error
+        except Unsupported:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise Unsupported(f"arguments that the rule of {name} does not know: {type(error).__name__}: {reason}") from error
         if isinstance(result, Value):
             return Value(result.name, out.dtype, tuple(out.shape))
         return tuple(None if v is None else Value(v.name, fake.dtype, tuple(fake.shape)) for v, fake in zip(result, out, strict=False))

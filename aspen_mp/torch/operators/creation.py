@@ -40,8 +40,9 @@ refuse(
 
 def filled(b: Builder, shape: Sequence[Any], value: Scalar, dtype: Any) -> Value:
     """A tensor of one number."""
-    known = [sizes.plain(n) for n in shape]
-    if all(isinstance(n, int) for n in known) and int(np.prod(known)) <= _MOST_BAKED:
+    known, value = [sizes.plain(n) for n in shape], sizes.plain(value)
+    fixed = all(isinstance(n, int) for n in known) and isinstance(value, int | float)
+    if fixed and int(np.prod(known)) <= _MOST_BAKED:
         return b.constant(np.full(known, value, NUMPY_TYPES[dtype]), dtype)
     return b.expand(b.number(value, dtype), shape)
 
@@ -49,7 +50,7 @@ def filled(b: Builder, shape: Sequence[Any], value: Scalar, dtype: Any) -> Value
 @aten("full.default", "new_full.default", "full_like.default")
 def _full(b: Builder, size: Any, *arguments: Any, fill_value: Any = None, **_: Any) -> Value:
     value = arguments[-1] if arguments else fill_value
-    if not sizes.is_size(value) and not isinstance(value, int | float):
+    if not sizes.is_number(value):
         raise Unsupported("a fill that is no number")
     return filled(b, b.shape, value, b.dtype)
 

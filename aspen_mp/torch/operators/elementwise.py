@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from aspen_mp.torch import sizes
 from aspen_mp.torch.builder import Builder, Scalar, Value
 from aspen_mp.torch.registry import Unsupported, aten
 
@@ -144,13 +145,15 @@ def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
 
 def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
     if b.dtype == torch.bool:
-        if op == "Sub" or alpha != 1:
+        if op == "Sub" or not sizes.same(alpha, 1):
             raise Unsupported("differences of bools")
         return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
     left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
-    if alpha != 1:
-        right = b.emit("Mul", right, b.constant(alpha, b.dtype))
-    return b.emit(op, left, right)
+    return b.emit(op, left, scaled(b, right, alpha))
+
+
+def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
+    return x if sizes.same(factor, 1) else b.emit("Mul", x, b.number(factor, x.dtype), shape=x.shape)
 
 
 @aten("mul.Tensor", "mul.Scalar")
@@ -221,7 +224,9 @@ def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
 
 @aten("pow.Tensor_Scalar")
 def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
-    x = b.cast(x, b.dtype)
+    x, exponent = b.cast(x, b.dtype), sizes.plain(exponent)
+    if not isinstance(exponent, int | float):
+        return b.emit("Pow", x, b.number(exponent, b.dtype))
     if exponent == 2:
         return b.emit("Mul", x, x)
     if exponent == 3:
@@ -258,9 +263,7 @@ def _extreme(b: Builder, x: Value, y: Value) -> Value:
 def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
     op = "Mul" if b.made_for("addcmul") else "Div"
     product = b.emit(op, b.operand(first, b.dtype), b.operand(second, b.dtype))
-    if value != 1:
-        product = b.emit("Mul", product, b.constant(value, b.dtype))
-    return b.emit("Add", b.operand(x, b.dtype), product)
+    return b.emit("Add", b.operand(x, b.dtype), scaled(b, product, value))
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
@@ -277,7 +280,8 @@ def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
     if b.made_for("clamp_max"):
         min, max = None, min
     x = b.cast(x, b.dtype)
-    if isinstance(min, Value) or isinstance(max, Value):
+    limits = [limit for limit in (min, max) if limit is not None]
+    if not all(isinstance(sizes.plain(limit), int | float) for limit in limits):
         x = x if min is None else b.emit("Max", x, b.operand(min, b.dtype))
         return x if max is None else b.emit("Min", x, b.operand(max, b.dtype))
     if min is not None and max is not None and min > max:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,9 @@ Dims = Sequence[int] | int | None
 
 
 def axes(x: Value, dim: Dims) -> list[int]:
-    """Axes of a reduction; all of them where none is given."""
+    """Axes of a reduction; all of them where none is given. A scalar has none, though PyTorch lets dimensions 0 and -1 be named."""
+    if x.rank == 0:
+        return []
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return list(range(x.rank))
     return [positive(d, x.rank) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -85,50 +88,62 @@ def _logical(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> V
 
 
 def _moments(b: Builder, x: Value, dim: Dims, correction: Scalar | None, keepdim: bool) -> tuple[Value, Value]:
-    over = axes(x, dim)
+    """Variance and mean. Halves are summed and counted in float32, as by PyTorch."""
+    over, x = axes(x, dim), widened(b, x)
     mean = reduced(b, "ReduceMean", x, over, True)
     apart = b.emit("Sub", x, mean, shape=x.shape)
     squares = b.emit("Mul", apart, apart, shape=x.shape)
-    lost = 1 if correction is None else correction
-    if lost == 0:
+    count, lost = math.prod(x.shape[axis] for axis in over), 1 if correction is None else correction
+    if sizes.same(lost, 0):
         variance = reduced(b, "ReduceMean", squares, over, keepdim)
     else:
-        count: Any = 1
-        for axis in over:
-            count = count * x.shape[axis]
-        count = sizes.plain(count)
-        if isinstance(count, int) and count <= lost:
-            raise Unsupported("a variance of no more elements than its correction")
-        divisor = b.emit("Sub", b.number(count, x.dtype), b.constant(lost, x.dtype))
-        variance = b.emit("Div", reduced(b, "ReduceSum", squares, over, keepdim), divisor)
+        variance = b.emit("Div", reduced(b, "ReduceSum", squares, over, keepdim), _freedom(b, count, lost, x.dtype))
     if not keepdim:
         mean = b.emit("Squeeze", mean, b.ints(over)) if over else mean
     return variance, mean
 
 
+def widened(b: Builder, x: Value) -> Value:
+    """Halves as float32, in which PyTorch adds them up."""
+    return b.cast(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _freedom(b: Builder, count: Any, correction: Any, dtype: Any) -> Value:
+    """The count less the correction, at least 0."""
+    known = [sizes.plain(count), sizes.plain(correction)]
+    if all(isinstance(number, int | float) for number in known):
+        return b.constant(max(known[0] - known[1], 0), dtype)
+    return b.emit("Max", b.emit("Sub", b.number(count, dtype), b.number(correction, dtype)), b.constant(0, dtype))
+
+
 @aten("var.correction", "std.correction")
 def _var(b: Builder, x: Value, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> Value:
     variance, _ = _moments(b, x, dim, correction, keepdim)
-    return b.emit("Sqrt", variance) if b.made_for("std") else variance
+    return b.cast(b.emit("Sqrt", variance) if b.made_for("std") else variance, b.dtype)
 
 
 @aten("var_mean.correction", "std_mean.correction")
 def _var_mean(b: Builder, x: Value, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     variance, mean = _moments(b, x, dim, correction, keepdim)
-    return (b.emit("Sqrt", variance) if b.made_for("std_mean") else variance), mean
+    return b.cast(b.emit("Sqrt", variance) if b.made_for("std_mean") else variance, x.dtype), b.cast(mean, x.dtype)
 
 
 @aten("linalg_vector_norm.default")
 def _vector_norm(b: Builder, x: Value, ord: Scalar = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    x = b.cast(x, b.dtype)
-    if ord in (1, 2):
-        return reduced(b, f"ReduceL{int(ord)}", x, dim, keepdim)
-    size = b.emit("Abs", x, shape=x.shape)
-    if ord in (float("inf"), float("-inf")):
-        return reduced(b, "ReduceMax" if ord > 0 else "ReduceMin", size, dim, keepdim)
+    return b.cast(_norm(b, widened(b, b.cast(x, b.dtype)), ord, dim, keepdim), b.dtype)
+
+
+def _norm(b: Builder, x: Value, ord: Scalar, dim: Dims, keepdim: bool) -> Value:
     if ord == 0:
         there = b.emit("Not", b.emit("Equal", x, b.constant(0, x.dtype), dtype=torch.bool))
         return reduced(b, "ReduceSum", b.cast(there, x.dtype)._replace(shape=x.shape), dim, keepdim)
+    size = b.emit("Abs", x, shape=x.shape)
+    if x.rank == 0:
+        return size
+    if ord in (1, 2):
+        return reduced(b, f"ReduceL{int(ord)}", x, dim, keepdim)
+    if math.isinf(ord):
+        return reduced(b, "ReduceMax" if ord > 0 else "ReduceMin", size, dim, keepdim)
     power = b.emit("Pow", size, b.constant(ord, x.dtype), shape=x.shape)
     return b.emit("Pow", reduced(b, "ReduceSum", power, dim, keepdim), b.constant(1.0 / ord, x.dtype))
 
