@@ -46,7 +46,9 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
 SIZES: Final = ("fixed", "varying")
 CLASSES: Final = ("equal", "raises", "pytorch", "error", "wrong", "ended")
 FAULTS: Final = frozenset({"error", "wrong", "ended"})
-MOST_SAMPLES: Final = 12
+MOST_SAMPLES: Final = {"float32": 12}
+OTHERWISE: Final = 5
+"""Samples of an operator with a type that `MOST_SAMPLES` does not name."""
 LIMIT_S: Final = 240.0
 """Seconds for all samples of an operator with one type and one kind of sizes."""
 COLLECTED: Final = 8
@@ -91,10 +93,11 @@ def tasks(names: Iterable[str], dtypes: Iterable[str], sizes: Iterable[str]) -> 
 
 
 def samples(op: Any, dtype: Any) -> list[Any]:
-    """At most `MOST_SAMPLES` of the operator's samples, evenly spread."""
+    """Some of the operator's samples, evenly spread."""
     _seed()
     every = list(op.sample_inputs("cpu", dtype, requires_grad=False))
-    count = min(len(every), MOST_SAMPLES)
+    most = MOST_SAMPLES.get(str(dtype).removeprefix("torch."), OTHERWISE)
+    count = min(len(every), most)
     return [every[k * len(every) // count] for k in range(count)]
 
 
