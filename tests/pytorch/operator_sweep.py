@@ -335,14 +335,14 @@ def known(table: Table, task: Task) -> str:
     return table.get(task.operator, {}).get(task.dtype, [""] * len(SIZES))[SIZES.index(task.sizes)]
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--operators", default="", help="a regular expression")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
     parser.add_argument("--again", action="store_true", help="run entries that the table has, too")
     parser.add_argument("--compare", action="store_true", help="write nothing; return 1 if an entry is worse than in the table")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     table, worse, total, begin = read(), 0, Counter[str](), time.monotonic()
     names = [name for name in sorted(operators()) if re.search(given.operators, name)]
     every = tasks(names, given.dtypes, given.sizes)
@@ -362,4 +362,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
