@@ -317,7 +317,9 @@ def read() -> Table:
 def write(table: Table) -> None:
     lines = [f"{json.dumps(name)}: {json.dumps(table[name])}" for name in sorted(table)]
     head = f'{{"torch": "{_version()}", "operators": {{'
-    TABLE.write_text(head + "\n" + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+    part = TABLE.with_suffix(".part")
+    part.write_text(head + "\n" + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+    part.replace(TABLE)
 
 
 def _version() -> str:
