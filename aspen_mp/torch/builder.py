@@ -149,7 +149,9 @@ class Builder:
     # ---- constants
 
     def constant(self, value: Any, dtype: Any) -> Value:
-        """A constant: a number, nested lists or an array, of a dtype of PyTorch's."""
+        """A constant: a number, nested lists or an array, of a dtype of PyTorch's. Unsupported where it cannot hold the number."""
+        if not holds(value, dtype):
+            raise Unsupported(f"{value} in {dtype}")
         key = (type(value), value, dtype) if isinstance(value, int | float) else None
         if key is not None and not math.isnan(value) and (value or str(value)[0] != "-"):
             found = self._known.get(key)
@@ -297,6 +299,8 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
         if kind == AttributeProto.INT:
             attribute.i = int(value)
         elif kind == AttributeProto.FLOAT:
+            if not math.isfinite(value):
+                raise Unsupported(f"{node.op_type}: {key} is {value}")
             attribute.f = value
         else:
             attribute.s = value.encode()
@@ -311,6 +315,13 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
         attribute.floats.extend(value)
     else:
         raise Unsupported(f"{node.op_type}: {key} depends on a size that is not fixed")
+
+
+def holds(value: Any, dtype: Any) -> bool:
+    """Whether a number of Python's is within the range of a dtype of floats. Integers wrap, as PyTorch's do."""
+    if not isinstance(value, int | float) or not dtype.is_floating_point or not math.isfinite(value):
+        return True
+    return bool(abs(value) <= torch.finfo(dtype).max)
 
 
 def static(values: Iterable[Any], what: str) -> list[int]:

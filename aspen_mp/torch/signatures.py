@@ -47,4 +47,4 @@ def _repeated(formal: Sequence[Any]) -> Any:
 
 @cache
 def _word(code: int) -> str:
-    return f"tensor({TensorProto.DataType.Name(code).lower()})"  # type: ignore[arg-type]
+    return f"tensor({TensorProto.DataType.Name(code).lower()})"

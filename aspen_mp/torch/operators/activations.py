@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from aspen_mp.torch.builder import Builder, Scalar, Value
-from aspen_mp.torch.registry import aten
+from aspen_mp.torch.operators.elementwise import clamped
+from aspen_mp.torch.registry import Unsupported, aten
 
 
 @aten("relu.default")
@@ -15,7 +18,7 @@ def _relu(b: Builder, x: Value) -> Value:
 
 @aten("hardtanh.default")
 def _hardtanh(b: Builder, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
-    return b.emit("Clip", x, b.constant(low, x.dtype), b.constant(high, x.dtype))
+    return clamped(b, x, low, high)
 
 
 @aten("gelu.default")
@@ -75,6 +78,8 @@ def _prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 @aten("softplus.default")
 def _softplus(b: Builder, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    if not math.isfinite(beta):
+        raise Unsupported(f"a factor of {beta}")
     scaled = x if beta == 1 else b.emit("Mul", x, b.constant(beta, x.dtype))
     y = b.emit("Softplus", scaled)
     y = y if beta == 1 else b.emit("Div", y, b.constant(beta, x.dtype))

@@ -23,6 +23,8 @@ def _mm(b: Builder, x: Value, y: Value) -> Value:
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")
 def _addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    if sizes.same(alpha, 0):
+        raise Unsupported("no product, whatever its factors")
     result = scaled(b, product(b, x, y), alpha)
     return result if sizes.same(beta, 0) else b.emit("Add", result, scaled(b, b.cast(bias, b.dtype), beta))
 
