@@ -59,7 +59,7 @@ class _Variant:
         self.references: list[Any] = []
         watched = watching.watch(args, self.watched)
         self.holds, self.changed = watched.holds, watched.changed
-        self.feeds = [(item.name, item.place, feed(item)) for item in imported.inputs]
+        self.feeds = [(item.name, item.place, _feed_of(item, args[item.place])) for item in imported.inputs]
         self.results = [result(output) for output in imported.outputs]
 
 
@@ -201,6 +201,14 @@ def _connected(name: str, connect: Callable[[str], Runtime]) -> Runtime:
 
 
 # ---- arguments and results
+
+
+def _feed_of(item: Input, example: Any) -> Feed:
+    """The same, where operators of PyTorch give another type than they say they do. Statistics of a batch in halves are an example."""
+    found = feed(item)
+    if item.is_size or example.dtype == item.dtype:
+        return found
+    return lambda tensor: found(tensor.to(item.dtype))
 
 
 def feed(item: Input) -> Feed:
