@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import NUMPY_TYPES, Builder, Scalar, Value, holds
+from aspen_mp.torch.builder import NUMPY_TYPES, Builder, Scalar, Value, holds, in_float32
 from aspen_mp.torch.registry import Unsupported, aten
 
 Operand = Value | Scalar
@@ -74,6 +74,7 @@ for _name, _op in _UNARY_FLOAT.items():
 
 
 @aten("round.decimals")
+@in_float32
 def _round_decimals(b: Builder, x: Value, *, decimals: int = 0) -> Value:
     if not x.dtype.is_floating_point:
         raise Unsupported("rounding whole numbers to decimals")
@@ -96,16 +97,19 @@ def truncated(b: Builder, x: Value) -> Value:
 
 
 @aten("frac.default")
+@in_float32
 def _frac(b: Builder, x: Value) -> Value:
     return b.emit("Sub", x, truncated(b, x))
 
 
 @aten("rsqrt.default")
+@in_float32
 def _rsqrt(b: Builder, x: Value) -> Value:
     return b.emit("Reciprocal", b.emit("Sqrt", b.cast(x, b.dtype)))
 
 
 @aten("log2.default", "log10.default")
+@in_float32
 def _log_of_base(b: Builder, x: Value) -> Value:
     base = 2.0 if b.made_for("log2") else 10.0
     return b.emit("Mul", b.emit("Log", b.cast(x, b.dtype)), b.constant(1.0 / math.log(base), b.dtype))
@@ -133,16 +137,19 @@ def _exp2(b: Builder, x: Value) -> Value:
 
 
 @aten("add.Tensor", "add.Scalar")
+@in_float32
 def _add(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Add", x, y, alpha)
 
 
 @aten("sub.Tensor", "sub.Scalar")
+@in_float32
 def _sub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", x, y, alpha)
 
 
 @aten("rsub.Scalar")
+@in_float32
 def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", y, x, alpha)
 
@@ -192,6 +199,7 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
+@in_float32
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
         return floor_divided(b, *operands(b, x, y))
@@ -201,6 +209,7 @@ def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) 
 
 
 @aten("floor_divide.default")
+@in_float32
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
     return floor_divided(b, *operands(b, x, y))
 
@@ -235,6 +244,7 @@ def _fmod(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+@in_float32
 def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
     """The sign is the divisor's, as of Python's `%`."""
     left, right = operands(b, x, y)
@@ -245,6 +255,7 @@ def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @aten("pow.Tensor_Scalar")
+@in_float32
 def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
     x, exponent = b.cast(x, b.dtype), sizes.plain(exponent)
     if not isinstance(exponent, int | float):
@@ -268,6 +279,7 @@ def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
 
 
 @aten("pow.Tensor_Tensor", "pow.Scalar")
+@in_float32
 def _pow(b: Builder, x: Operand, exponent: Operand) -> Value:
     return b.emit("Pow", b.operand(x, b.dtype), b.operand(exponent, b.dtype))
 
@@ -282,6 +294,7 @@ def _extreme(b: Builder, x: Value, y: Value) -> Value:
 
 
 @aten("addcmul.default", "addcdiv.default")
+@in_float32
 def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
     op = "Mul" if b.made_for("addcmul") else "Div"
     product = b.emit(op, b.operand(first, b.dtype), b.operand(second, b.dtype))
@@ -289,6 +302,7 @@ def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Sc
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
+@in_float32
 def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
     weight = b.operand(weight, b.dtype)
     return b.emit("Add", start, b.emit("Mul", weight, b.emit("Sub", end, start)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, positive
+from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, in_float32, positive
 from aspen_mp.torch.registry import Unsupported, aten
 
 Dims = Sequence[int] | int | None
@@ -149,6 +149,7 @@ def _norm(b: Builder, x: Value, ord: Scalar, dim: Dims, keepdim: bool) -> Value:
 
 
 @aten("logsumexp.default")
+@in_float32
 def _logsumexp(b: Builder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     return reduced(b, "ReduceLogSumExp", b.cast(x, b.dtype), dim, keepdim)
 
