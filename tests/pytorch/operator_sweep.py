@@ -368,10 +368,10 @@ def _version() -> str:
     return str(torch.__version__).partition("+")[0]
 
 
-def put(table: Table, task: Task, entry: str) -> None:
+def put(table: Table, task: Task, entry: str) -> Table:
     row = table.setdefault(task.operator, {})
     row.setdefault(task.dtype, [""] * len(SIZES))[SIZES.index(task.sizes)] = entry
-    table[task.operator] = {dtype: row[dtype] for dtype in DTYPES if dtype in row}
+    return table | {task.operator: {dtype: row[dtype] for dtype in DTYPES if dtype in row}}
 
 
 def known(table: Table, task: Task) -> str:
@@ -398,8 +398,7 @@ def main() -> int:
         if before and before != entry:
             print(f"{' '.join(task)}: {entry} (before: {before})", flush=True)
         if not given.compare:
-            put(table, task, entry)
-            write(table)
+            write(put(read(), task, entry))  # another process may have written
         elif not before or is_worse(entry, before):
             worse += 1
     print(f"{_counted(total.elements())} in {time.monotonic() - begin:.0f} s")
