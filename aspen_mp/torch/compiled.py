@@ -230,13 +230,13 @@ def _ordered(tensor: Any, order: tuple[int, ...] | None) -> Any:
 
 def result(output: Any) -> Callable[[Any, Any], Any]:
     """What finds a result among those of a request and the call's arguments."""
-    name, order, place, number = output.name, output.order, output.place, output.number
+    name, order, place, number, view = output.name, output.order, output.place, output.number, output.view
     if number is not None:
         return lambda results, args: number(args)
+    if view is not None:
+        return _part(name, view) if place < 0 else lambda results, args: _viewed(args[place], view, args)
     if place >= 0:
         return lambda results, args: args[place]
-    if output.view is not None:
-        return _part(name, output.view)
     back = None if order is None else [order.index(axis) for axis in range(len(order))]
 
     def found(results: Any, args: Any) -> Any:
@@ -253,9 +253,13 @@ def _part(name: str, view: View) -> Callable[[Any, Any], Any]:
         whole = results[name]
         if not isinstance(whole, torch.Tensor):
             whole = results[name] = tensor_of(whole)
-        return whole.as_strided(view.size(args), view.stride(args), view.offset(args))
+        return _viewed(whole, view, args)
 
     return found
+
+
+def _viewed(tensor: Any, view: View, args: Any) -> Any:
+    return tensor.as_strided(view.size(args), view.stride(args), tensor.storage_offset() + view.offset(args))
 
 
 def tensor_of(array: Any) -> Any:

@@ -55,7 +55,8 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which elements of memory a tensor has, as for `torch.as_strided`: each a function of the call's arguments."""
+    """Which elements of a tensor's memory another has, as for `torch.as_strided`: each a function of the call's arguments. The offset counts
+    from the tensor's first element."""
 
     size: Callable[[Any], tuple[int, ...]]
     stride: Callable[[Any], tuple[int, ...]]
@@ -64,8 +65,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result: ONNX output `name`, whose axes stand in `order`, or of its memory what `view` says; or placeholder `place`; or a number
-    computed from arguments."""
+    """A result: ONNX output `name`, whose axes stand in `order`; or placeholder `place`; or of the memory of either what `view` says; or a
+    number computed from arguments."""
 
     name: str = ""
     order: tuple[int, ...] | None = None
@@ -294,12 +295,18 @@ class _Importer:
         return Output(result.name, order)
 
     def _shared(self, value: fx.Node, number: int) -> Output:
-        """A result that shares memory with others."""
+        """A result that shares memory with others, or with an input."""
         maker, fake = self.makers[value], value.meta["val"]
-        if maker not in self.made:
-            self.made[maker] = self._tensor_output(maker, number)
-        offset = sizes.function(sizes.expression(fake.storage_offset()), self.finders)
-        return replace(self.made[maker], view=View(self._numbers(fake.shape), self._numbers(fake.stride()), offset))
+        begin = fake.storage_offset()
+        if maker in self.places:
+            begin = begin - maker.meta["val"].storage_offset()
+            output = Output(place=self.places[maker])
+        else:
+            if maker not in self.made:
+                self.made[maker] = self._tensor_output(maker, number)
+            output = self.made[maker]
+        offset = sizes.function(sizes.expression(begin), self.finders)
+        return replace(output, view=View(self._numbers(fake.shape), self._numbers(fake.stride()), offset))
 
     def _numbers(self, given: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:
         """Sizes as a function of the call's arguments."""
@@ -376,8 +383,10 @@ def _as_if(node: fx.Node, out: Any) -> Any:
 
 
 def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Of each result that shares memory with another result of the graph, the node that has made that memory. PyTorch itself sees to those
-    that share an input's."""
+    """Of each result that is a view, the input or the node that has made its memory: of an input, of another result, of fewer elements.
+
+    PyTorch makes views of inputs anew. Where sizes vary, it takes the strides of what it gets.
+    """
     makers: dict[int, fx.Node] = {}
     for node in graph.nodes:
         if (memory := memory_of(node)) is not None:
@@ -385,8 +394,21 @@ def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         elif node.op == "output":
             results = [(result, memory_of(result)) for result in pytree.tree_leaves(node.args[0]) if isinstance(result, fx.Node)]
     times = Counter(memory for _, memory in results)
-    found = {result: makers[memory] for result, memory in results if memory is not None and times[memory] > 1}
-    return {result: maker for result, maker in found.items() if maker.op == "call_function" and _is_whole(maker.meta["val"])}
+    found = {}
+    for result, memory in results:
+        maker = None if memory is None else makers[memory]
+        if maker is None or maker.meta["val"].dtype != result.meta["val"].dtype:
+            continue
+        if maker.op == "placeholder" and result is not maker:
+            found[result] = maker
+        elif maker.op == "call_function" and _is_whole(maker.meta["val"]) and (times[memory] > 1 or _repeats(result.meta["val"])):
+            found[result] = maker
+    return found
+
+
+def _repeats(fake: Any) -> bool:
+    """Whether a tensor has elements of its memory several times."""
+    return any(sizes.same(stride, 0) and not sizes.same(n, 1) for stride, n in zip(fake.stride(), fake.shape, strict=True))
 
 
 def memory_of(node: fx.Node) -> int | None:
