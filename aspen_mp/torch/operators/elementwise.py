@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import NUMPY_TYPES, Builder, Scalar, Value, holds, in_float32
+from aspen_mp.torch.builder import HALVES, NUMPY_TYPES, Builder, Scalar, Value, holds, in_float32
 from aspen_mp.torch.registry import Unsupported, aten
 
 Operand = Value | Scalar
@@ -137,19 +137,16 @@ def _exp2(b: Builder, x: Value) -> Value:
 
 
 @aten("add.Tensor", "add.Scalar")
-@in_float32
 def _add(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Add", x, y, alpha)
 
 
 @aten("sub.Tensor", "sub.Scalar")
-@in_float32
 def _sub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", x, y, alpha)
 
 
 @aten("rsub.Scalar")
-@in_float32
 def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
     return _sum(b, "Sub", y, x, alpha)
 
@@ -159,6 +156,11 @@ def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
         if op == "Sub" or not sizes.same(alpha, 1):
             raise Unsupported("differences of bools")
         return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
+    exact = sizes.same(alpha, 1) and _fits(x, b.dtype) and _fits(y, b.dtype)
+    return (_summed if exact else in_float32(_summed))(b, op, x, y, alpha)
+
+
+def _summed(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
     left, right = operands(b, x, y)
     return b.emit(op, left, scaled(b, right, alpha))
 
@@ -170,17 +172,18 @@ def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
 
 
 def factors(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
-    """The same of products and quotients. PyTorch computes those of halves in float32, where a number may be larger or smaller."""
-    wide = b.dtype.itemsize == 2 and b.dtype.is_floating_point and not (_fits(x, b.dtype) and _fits(y, b.dtype))
+    """The same of products and quotients. PyTorch computes those of halves in float32, which has more numbers."""
+    wide = b.dtype in HALVES and not (_fits(x, b.dtype) and _fits(y, b.dtype))
     dtype = torch.float32 if wide else b.dtype
     return b.operand(x, dtype), b.operand(y, dtype)
 
 
 def _fits(value: Operand, dtype: Any) -> bool:
-    """Whether a type of floats holds a number to its full precision."""
-    if not isinstance(value, int | float):
+    """Whether a type has exactly this number."""
+    if not isinstance(value, int | float) or not dtype.is_floating_point:
         return True
-    return holds(value, dtype) and (value == 0 or abs(value) >= torch.finfo(dtype).tiny)
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value).astype(NUMPY_TYPES[dtype])) == value
 
 
 def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
@@ -199,8 +202,8 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
-@in_float32
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
+    _refuse_halves(b)
     if rounding_mode == "floor":
         return floor_divided(b, *operands(b, x, y))
     quotient = b.emit("Div", *factors(b, x, y))
@@ -209,9 +212,14 @@ def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) 
 
 
 @aten("floor_divide.default")
-@in_float32
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
+    _refuse_halves(b)
     return floor_divided(b, *operands(b, x, y))
+
+
+def _refuse_halves(b: Builder) -> None:
+    if b.dtype in HALVES:
+        raise Unsupported("whole quotients of halves: PyTorch rounds to the type before it cuts off")
 
 
 def floor_divided(b: Builder, x: Value, y: Value) -> Value:
