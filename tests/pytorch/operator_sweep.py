@@ -50,8 +50,8 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "int32", "int64", "bool")
 SIZES: Final = ("fixed", "varying")
 CLASSES: Final = ("equal", "raises", "pytorch", "error", "wrong", "ended")
 FAULTS: Final = frozenset({"error", "wrong", "ended"})
-MOST_SAMPLES: Final = {"float32": 12}
-OTHERWISE: Final = 5
+MOST_SAMPLES: Final = {"float32": 12, "float16": 5, "int64": 5}
+OTHERWISE: Final = 3
 """Samples of an operator with a type that `MOST_SAMPLES` does not name."""
 LIMIT_S: Final = 240.0
 """Seconds for all samples of an operator with one type and one kind of sizes."""
