@@ -173,21 +173,23 @@ def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
 
 def factors(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
     """The same of products and quotients. PyTorch computes those of halves in float32, which has more numbers."""
-    wide = b.dtype in HALVES and not (_fits(x, b.dtype) and _fits(y, b.dtype))
-    dtype = torch.float32 if wide else b.dtype
+    dtype = b.dtype if _fits(x, b.dtype) and _fits(y, b.dtype) else torch.float32
     return b.operand(x, dtype), b.operand(y, dtype)
 
 
 def _fits(value: Operand, dtype: Any) -> bool:
-    """Whether a type has exactly this number."""
-    if not isinstance(value, int | float) or not dtype.is_floating_point:
+    """Whether a half has exactly this number; other types are taken as they are."""
+    if not isinstance(value, int | float) or dtype not in HALVES:
         return True
     with np.errstate(over="ignore"):
         return float(np.asarray(value).astype(NUMPY_TYPES[dtype])) == value
 
 
 def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
-    return x if sizes.same(factor, 1) else b.emit("Mul", x, b.number(factor, x.dtype), shape=x.shape)
+    if sizes.same(factor, 1):
+        return x
+    dtype = x.dtype if _fits(factor, x.dtype) else torch.float32
+    return b.cast(b.emit("Mul", b.cast(x, dtype), b.number(factor, dtype), shape=x.shape), x.dtype)
 
 
 @aten("mul.Tensor", "mul.Scalar")
@@ -205,7 +207,7 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     _refuse_halves(b)
     if rounding_mode == "floor":
-        return floor_divided(b, *operands(b, x, y))
+        return _floor_divide(b, x, y)
     quotient = b.emit("Div", *factors(b, x, y))
     whole = rounding_mode == "trunc" and b.dtype.is_floating_point
     return b.cast(truncated(b, quotient) if whole else quotient, b.dtype)
