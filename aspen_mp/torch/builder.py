@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import wraps
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, wraps
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -12,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from onnx import AttributeProto, NodeProto, TensorProto
+from onnx.defs import OpSchema, get_schema
 from torch.utils import _pytree as pytree
 
-from aspen_mp.torch import signatures, sizes
+from aspen_mp.torch import sizes
 from aspen_mp.torch.registry import Rule, Unsupported
 
+OPSET: Final = 23
 ONNX_TYPES: Final[dict[Any, int]] = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -53,6 +56,10 @@ _KINDS: Final = {
     float: AttributeProto.FLOAT,
     str: AttributeProto.STRING,
 }
+
+
+Types = tuple[int | None, ...]
+"""Element types of a node's values; None for one that is left out."""
 
 
 class Value(NamedTuple):
@@ -130,7 +137,7 @@ class Builder:
     ) -> list[Value]:
         """One node with an output for each of `dtypes`; None for one that is left out."""
         kinds = [tuple(None if dtype is None else ONNX_TYPES[dtype] for dtype in each) for each in (_dtypes(inputs), dtypes)]
-        if (fault := signatures.fault(op, *kinds)) is not None:
+        if (fault := type_fault(op, *kinds)) is not None:
             raise Unsupported(fault)
         node = NodeProto(op_type=op)
         names = ["" if value is None else value.name for value in inputs]
@@ -366,3 +373,41 @@ def static(values: Iterable[Any], what: str) -> list[int]:
 def positive(dim: int, rank: int) -> int:
     """A dimension counted from the front."""
     return dim + rank if dim < 0 else dim
+
+
+# ---- types that ONNX's operators take
+
+
+@cache
+def type_fault(op: str, inputs: Types, outputs: Types) -> str | None:
+    """Return what is wrong with a node that has values of these types; None where ONNX allows it."""
+    schema = get_schema(op, OPSET)
+    if not schema.min_input <= len(inputs) <= schema.max_input:
+        return f"ONNX's {op} does not take {len(inputs)} inputs"
+    bound: dict[str, str] = {}
+    return _mismatch(op, schema.inputs, inputs, bound) or _mismatch(op, schema.outputs, outputs, bound)
+
+
+def _mismatch(op: str, formal: Sequence[Any], actual: Types, bound: dict[str, str]) -> str | None:
+    """Parameters that name one type variable have one type."""
+    for parameter, code in zip(_repeated(formal), actual, strict=False):
+        if code is None:
+            continue
+        word = _word(code)
+        same = parameter.is_homogeneous and parameter.type_str in bound and bound[parameter.type_str] != word
+        if word not in parameter.types or same:
+            return f"ONNX's {op} does not take {parameter.name} of {word[7:-1]}"
+        bound[parameter.type_str] = word
+    return None
+
+
+def _repeated(formal: Sequence[Any]) -> Iterator[Any]:
+    """The parameters of a schema, the last again and again where it stands for any number."""
+    last = formal[-1:]
+    more = last if last and last[0].option == OpSchema.FormalParameterOption.Variadic else []
+    return chain(formal, *(repeat(parameter) for parameter in more))
+
+
+@cache
+def _word(code: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(code).lower()})"

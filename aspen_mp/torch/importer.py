@@ -19,9 +19,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import operators, sizes
-from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
+from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, OPSET, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
-from aspen_mp.torch.signatures import OPSET
 
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
@@ -55,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which elements of a tensor's memory another has, as for `torch.as_strided`: each a function of the call's arguments. The offset counts
+    """Which elements of a tensor's memory another has, as for `torch.as_strided`: each a function of the call's arguments. `offset` counts
     from the tensor's first element."""
 
     size: Callable[[Any], tuple[int, ...]]
@@ -399,9 +398,8 @@ def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         maker = None if memory is None else makers[memory]
         if maker is None or maker.meta["val"].dtype != result.meta["val"].dtype:
             continue
-        if maker.op == "placeholder" and result is not maker:
-            found[result] = maker
-        elif maker.op == "call_function" and _is_whole(maker.meta["val"]) and (times[memory] > 1 or _repeats(result.meta["val"])):
+        computed = maker.op == "call_function" and _is_whole(maker.meta["val"])
+        if (maker.op == "placeholder" and result is not maker) or (computed and (times[memory] > 1 or _repeats(result.meta["val"]))):
             found[result] = maker
     return found
 

@@ -205,16 +205,21 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
-    _refuse_halves(b)
+    if rounding_mode is None:
+        return _div(b, x, y)
     if rounding_mode == "floor":
-        return _floor_divide(b, x, y)
-    quotient = b.emit("Div", *factors(b, x, y))
-    whole = rounding_mode == "trunc" and b.dtype.is_floating_point
-    return b.cast(truncated(b, quotient) if whole else quotient, b.dtype)
+        return _floored(b, x, y)
+    _refuse_halves(b)
+    quotient = b.emit("Div", *operands(b, x, y))
+    return truncated(b, quotient) if b.dtype.is_floating_point else quotient
 
 
 @aten("floor_divide.default")
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
+    return _floored(b, x, y)
+
+
+def _floored(b: Builder, x: Operand, y: Operand) -> Value:
     _refuse_halves(b)
     return floor_divided(b, *operands(b, x, y))
 
