@@ -156,13 +156,12 @@ def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
         if op == "Sub" or not sizes.same(alpha, 1):
             raise Unsupported("differences of bools")
         return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
-    exact = sizes.same(alpha, 1) and _fits(x, b.dtype) and _fits(y, b.dtype)
-    return (_summed if exact else in_float32(_summed))(b, op, x, y, alpha)
-
-
-def _summed(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
     left, right = operands(b, x, y)
-    return b.emit(op, left, scaled(b, right, alpha))
+    return b.emit(op, left, right) if sizes.same(alpha, 1) else in_float32(_scaled_sum)(b, op, left, right, alpha)
+
+
+def _scaled_sum(b: Builder, op: str, x: Value, y: Value, alpha: Scalar) -> Value:
+    return b.emit(op, x, scaled(b, y, alpha))
 
 
 def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
@@ -259,14 +258,17 @@ def _fmod(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-@in_float32
 def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
+    return _rest(b, *operands(b, x, y))
+
+
+@in_float32
+def _rest(b: Builder, x: Value, y: Value) -> Value:
     """The sign is the divisor's, as of Python's `%`."""
-    left, right = operands(b, x, y)
     if not b.dtype.is_floating_point:
-        return b.emit("Mod", left, right)
-    rest = b.emit("Mod", left, right, fmod=1)
-    return b.emit("Where", _unlike(b, rest, right), b.emit("Add", rest, right), rest, dtype=rest.dtype)
+        return b.emit("Mod", x, y)
+    rest = b.emit("Mod", x, y, fmod=1)
+    return b.emit("Where", _unlike(b, rest, y), b.emit("Add", rest, y), rest, dtype=rest.dtype)
 
 
 @aten("pow.Tensor_Scalar")
@@ -282,9 +284,9 @@ def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
     if exponent == 1:
         return b.emit("Identity", x)
     if b.dtype.is_floating_point:
-        if exponent == 0.5 and x.dtype != torch.float16:  # as of other powers, that of -inf is inf in float16
+        if exponent == 0.5 and b.out.dtype != torch.float16:  # as of other powers, that of -inf is inf in float16
             return b.emit("Sqrt", x)
-        if exponent == -0.5 and x.dtype != torch.float16:
+        if exponent == -0.5 and b.out.dtype != torch.float16:
             return b.emit("Reciprocal", b.emit("Sqrt", x))
         if exponent == -1:
             return b.emit("Reciprocal", x)
@@ -294,7 +296,6 @@ def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
 
 
 @aten("pow.Tensor_Tensor", "pow.Scalar")
-@in_float32
 def _pow(b: Builder, x: Operand, exponent: Operand) -> Value:
     return b.emit("Pow", b.operand(x, b.dtype), b.operand(exponent, b.dtype))
 
