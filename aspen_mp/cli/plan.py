@@ -77,9 +77,9 @@ def plan(
     """
     from aspen_mp import config
     from aspen_mp.control.planning import local_rates
-    from aspen_mp.control.planning.options import instances_for
     from aspen_mp.planner import api
     from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.job.request import instances_for
     from aspen_mp.planner.plan.explain import predict
 
     chosen = config.load(profile)

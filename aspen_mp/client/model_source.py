@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from aspen_mp.client import arguments, named_models
 from aspen_mp.control.wire import file_stamp, protocol
-from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.shm.errors import ModelParseError, RuntimeLost
 from aspen_mp.shm.words import a
@@ -20,34 +20,26 @@ if TYPE_CHECKING:
     from aspen_mp.client.session import Session
 
 
-class LoadOptions(NamedTuple):
-    """How a model is loaded, as `Runtime.load` says. `instances` None: as many as the objective needs."""
-
-    instances: int | None
-    precision: Precision
-    winograd: bool
-    accuracy: Accuracy
-    planning: Experiment = AUTOMATIC
-    share: float = 1.0
-    objective: Objective = "latency"
-
-
 class ModelSource:
-    """What a model is loaded from, and how: a path, or bytes or a file in memory, which are kept for another time if `keep`."""
+    """What a model is loaded from, and how: a path, or bytes or a file in memory, which are kept for another time if `keep`.
+
+    `share`: its part of the core time, as of `Runtime.load`.
+    """
 
     def __init__(
         self,
         path: str,
         data: bytes | Memfd | None,
         name: str,
-        options: LoadOptions,
+        request: PlanRequest,
+        share: float,
         *,
         keep: bool = False,
     ) -> None:
         self._path = path
         self._data = data
         self._keep = keep
-        self._name, self._options = name, options
+        self._name, self._request, self._share = name, request, share
         self._stamp = _stamp(path) if path and keep else ()
 
     @property
@@ -67,7 +59,7 @@ class ModelSource:
                 file = self._data if isinstance(self._data, Memfd) else _memfd(self._data)
                 if not self._keep:
                     self._data = None
-            return session.load(self._path, -1 if file is None else file.fd, self._name, *self._options, progress)
+            return session.load(self._path, -1 if file is None else file.fd, self._name, self._request, self._share, progress)
         finally:
             if file is not None and file is not self._data:
                 file.close()

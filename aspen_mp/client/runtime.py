@@ -25,6 +25,7 @@ from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.control.pool import core_leases
 from aspen_mp.control.wire.spawn import spawn
 from aspen_mp.planner.job.options import ACCURACIES, OBJECTIVES, PRECISIONS, Accuracy, Objective, Planning, Precision
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
 from aspen_mp.shm.scarcity import is_scarce, reason
@@ -249,7 +250,7 @@ class Runtime:
             TypeError, ValueError: An argument has a type or a value that no model could take.
         """
         from aspen_mp.client.model import Model
-        from aspen_mp.client.model_source import LoadOptions, ModelSource, where
+        from aspen_mp.client.model_source import ModelSource, where
 
         self._session.sweep()
         defaults = self._profile.models
@@ -268,9 +269,8 @@ class Runtime:
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = where(model)
-        chosen = planning.checked(stacks=stacks)
-        options = LoadOptions(instances, precision, winograd, accuracy, chosen, share, objective)
-        source = ModelSource(path, data, name or label, options, keep=self._link.revives)
+        request = PlanRequest(precision, winograd, accuracy, planning.checked(stacks=stacks), objective, instances)
+        source = ModelSource(path, data, name or label, request, share, keep=self._link.revives)
         del data
         losses = 0
         while True:

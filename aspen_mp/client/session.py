@@ -21,7 +21,8 @@ from aspen_mp.client.requests.memory import DataMemory
 from aspen_mp.client.requests.zero_copy import Loans
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import ControlClient, ProgressCallback, fresh
-from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precision
+from aspen_mp.planner.job.options import Objective
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.bindings import _channel
 from aspen_mp.shm.bindings._tally import Tally
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
@@ -170,19 +171,14 @@ class Session:
         path: str,
         fd: int,
         name: str,
-        instances: int | None,
-        precision: Precision,
-        winograd: bool,
-        accuracy: Accuracy,
-        planning: Experiment,
+        request: PlanRequest,
         share: float,
-        objective: Objective,
         progress: ProgressCallback | None,
     ) -> protocol.Loaded:
         """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
         fds = () if path else (fd,)
         loaded, _ = self.control.call(
-            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning, accuracy, share, objective),
+            lambda number: protocol.Load(number, path, name, request, share),
             protocol.Loaded,
             fds=fds,
             progress=progress,

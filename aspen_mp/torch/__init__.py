@@ -25,14 +25,14 @@ def optimize(
     precision: str = "f32",
     release: bool = False,
     dynamic: bool | None = None,
-    min_block_size: int = 3,
+    min_block_size: int | None = None,
 ) -> Module:
     """Run the `forward` of a PyTorch module in a runtime, in place.
 
     Hooks, `state_dict`, parameters and submodules stay. Changed parameters are noticed at the next call. Of changes that PyTorch does not
     count, through ``.data`` or a numpy array for example, those of less than a third of a parameter may go unnoticed.
     ``module.train()`` gives PyTorch back, ``module.eval()`` the runtime. Calls whose inputs need gradients run in PyTorch, with one
-    warning. All others run as if under ``torch.no_grad()``.
+    warning. Where parameters need gradients, PyTorch runs a graph again when they are computed.
 
     Args:
         module: A `torch.nn.Module` on the CPU.
@@ -41,7 +41,8 @@ def optimize(
         release: Whether parameters and buffers give up their own memory once they have been loaded. They become views of the one copy
             that all processes of the runtime share. A process that writes to them gets memory of its own for the pages that it writes to.
         dynamic: As of `torch.compile`. None: sizes are taken to vary once they have varied.
-        min_block_size: Graphs of fewer operators stay with PyTorch.
+        min_block_size: Graphs of fewer operators stay with PyTorch. None: so do calls of so little work that PyTorch is done before a
+            runtime has the request, as those of small perceptrons.
 
     Returns:
         The module itself.
@@ -105,9 +106,9 @@ def compile_ahead(module: Any, inputs: Any, path: str | os.PathLike[str], *, dyn
     _need_torch()
     from pathlib import Path
 
-    from aspen_mp.torch import ahead
+    from aspen_mp.torch.ahead import export
 
-    ahead.compile_ahead(module, inputs, Path(path), dynamic)
+    export.compile_ahead(module, inputs, Path(path), dynamic)
 
 
 def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = None, precision: str = "f32") -> Callable[..., Any]:
@@ -129,9 +130,9 @@ def load_ahead(path: str | os.PathLike[str], *, runtime: Runtime | str | None = 
     _need_torch()
     from pathlib import Path
 
-    from aspen_mp.torch import loaded
+    from aspen_mp.torch.ahead import load
 
-    return loaded.load_ahead(Path(path), runtime, precision)
+    return load.load_ahead(Path(path), runtime, precision)
 
 
 def _need_torch() -> None:

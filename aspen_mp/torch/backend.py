@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from aspen_mp.shm.errors import UnsupportedModelError
-from aspen_mp.torch import decompositions, partition, refusals
+from aspen_mp.torch import decompositions, gradients, partition, refusals, work
 from aspen_mp.torch.compiled import Compiled, Options, start_early
 from aspen_mp.torch.importer import import_graph
 
@@ -32,8 +33,8 @@ def aspen_mp(
         example_inputs: Its arguments, which tell their shapes.
         mode: Ignored: plans are made for the machine at hand in every mode.
         options: "runtime": the name of a runtime that `aspen-mp launch` started, a `Runtime`, or None for one of the process's own.
-            "precision": "f32" or "bf16", as of `Runtime.load`. "min_block_size": graphs with fewer operators than this stay with PyTorch.
-            "name": what `aspen-mp status` calls the model. "release": as of `optimize`.
+            "precision": "f32" or "bf16", as of `Runtime.load`. "min_block_size" and "release": as of `optimize`. "name": what
+            `aspen-mp status` calls the model.
 
     Returns:
         A function that computes what the graph says.
@@ -45,14 +46,38 @@ def aspen_mp(
     return compile_module(module, example_inputs, options_of(options))
 
 
-def compile_module(module: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Any:
-    """The same with options that have been checked."""
+def compile_module(
+    module: fx.GraphModule, example_inputs: Sequence[Any], options: Options, *, recompute: bool = False, meter: work.Meter | None = None
+) -> Any:
+    """The same with options that have been checked.
+
+    Args:
+        recompute: Whether a graph whose results may be asked for gradients runs in the runtime, too. PyTorch runs it again for these.
+        meter: What adds up the work of calls.
+    """
     check_devices(example_inputs)
-    if needs_gradients(example_inputs):
+    differentiable = needs_gradients(example_inputs)
+    if differentiable and not recompute:
+        warn_of_gradients()
         return module.forward
-    start_early(options)
-    run = aot_autograd(fw_compiler=_compiler(options), decompositions=decompositions.table())(module, example_inputs)
-    return refusals.with_pytorch(run, module)
+    start_early(options, example_inputs)
+    repeatable = True
+
+    def compile_graph(lowered: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal repeatable
+        repeatable = not differentiable or gradients.can_recompute(lowered.graph)
+        takes = work.of(lowered.graph, module.graph)
+        stays = not repeatable or (options.by_work and work.is_small(takes))
+        run = lowered.forward if stays else compiled(lowered, constant_places(), options)
+        return make_boxed_func(run if meter is None else meter.watched(run, lowered.graph, takes))  # type: ignore[no-any-return]
+
+    with torch.no_grad() if differentiable else contextlib.nullcontext():
+        run = aot_autograd(fw_compiler=compile_graph, decompositions=decompositions.table())(module, example_inputs)
+    if not repeatable:
+        warn_of_gradients()
+        return module.forward
+    called = refusals.with_pytorch(run, module)
+    return gradients.Recomputed(called, module) if differentiable else called
 
 
 def options_of(options: Mapping[str, Any] | None) -> Options:
@@ -74,28 +99,23 @@ def check_devices(values: Sequence[Any]) -> None:
 
 
 def needs_gradients(values: Sequence[Any]) -> bool:
-    """Whether PyTorch has to run a graph because its results may be asked for gradients. Says so once."""
-    if not torch.is_grad_enabled() or not any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
-        return False
+    """Whether results may be asked for gradients."""
+    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
+def warn_of_gradients() -> None:
+    """Say once that PyTorch runs a graph because its results may be asked for gradients."""
     once(
         "gradients",
         "backend aspen_mp: an input or a parameter needs gradients, so PyTorch runs this graph. Call the model under torch.no_grad() or "
         "torch.inference_mode() to run it in aspen-mp",
     )
-    return True
 
 
 def once(key: str, message: str) -> None:
     if key not in _warned:
         _warned.add(key)
         warnings.warn(message, UserWarning, stacklevel=2)
-
-
-def _compiler(options: Options) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    def compile_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(compiled(module, constant_places(), options))  # type: ignore[no-any-return]
-
-    return compile_graph
 
 
 def constant_places() -> list[int]:
@@ -120,7 +140,7 @@ def compiled(module: fx.GraphModule, constants: Sequence[int], options: Options)
 def _in_runtime(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
     imported = import_graph(module.graph, constants, share=True)
     if not imported.unsupported:
-        if partition.size(module.graph.nodes) < options.min_block_size:
+        if partition.size(module.graph.nodes) < options.fewest:
             return module.forward  # type: ignore[no-any-return]
         return Compiled(module.graph, constants, options, imported)
     for node, why in imported.unsupported.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_VARIANTS: Final = 64
 """Models of one graph with other constants: of instances of one class of modules, say."""
+FEWEST: Final = 3
+EARLY: Final = 100_000
+"""Of a graph with more elements in its arguments, parameters among them, the runtime starts while PyTorch traces."""
 MOST_CHANGES: Final = 2
 """A constant that has changed more often in place becomes an input."""
 
@@ -38,13 +41,23 @@ Feed = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`runtime`: a name, a `Runtime`, or None for the process's own. `precision`: as of `Runtime.load`."""
+    """As of `aspen_mp.optimize`. `name`: what `aspen-mp status` calls the models."""
 
     runtime: Runtime | str | None = None
     precision: str = "f32"
-    min_block_size: int = 3
+    min_block_size: int | None = None
     name: str = ""
     release: bool = False
+
+    @property
+    def by_work(self) -> bool:
+        """Whether what is of little work stays with PyTorch."""
+        return self.min_block_size is None
+
+    @property
+    def fewest(self) -> int:
+        """Graphs and blocks of fewer operators stay with PyTorch."""
+        return FEWEST if self.min_block_size is None else self.min_block_size
 
 
 class _Variant:
@@ -170,9 +183,9 @@ def _stamp(tensor: Any) -> tuple[int, int, int]:
     return id(tensor), tensor.data_ptr(), tensor._version
 
 
-def start_early(options: Options) -> None:
-    """A graph will soon need its runtime: one of the process's own starts meanwhile, in processes beside this one."""
-    if options.runtime is None:
+def start_early(options: Options, values: Iterable[Any]) -> None:
+    """A graph with these arguments will soon need its runtime: one of the process's own starts meanwhile, in processes beside this one."""
+    if options.runtime is None and sum(value.numel() for value in values if isinstance(value, torch.Tensor)) > EARLY:
         from aspen_mp.compat import default_runtime
 
         default_runtime.start_early()

@@ -121,7 +121,7 @@ class _Importer:
         self.constants: list[Constant] = []
         self.infos: dict[str, ValueInfoProto] = {}
         self.unsupported: dict[fx.Node, str] = {}
-        self.finders: dict[Any, Callable[[Any], int]] = {}
+        self.finders = sizes.finders(graph)
         self.makers: dict[fx.Node, fx.Node] = {}
         self.made: dict[fx.Node, Output] = {}
 
@@ -157,7 +157,6 @@ class _Importer:
             else:
                 self.values[node] = value
         for expr, node, place in scalars:
-            self.finders[expr] = lambda args, place=place: int(args[place])  # type: ignore[misc]
             if expr not in self.builder.sources and node.users:
                 self.inputs.append(Input(node.name, place, INT64, is_size=True))
                 self.infos[node.name] = value_info(node.name, INT64, (1,))
@@ -184,9 +183,9 @@ class _Importer:
             self.values[node] = self.builder.transpose(raw, [order.index(axis) for axis in range(len(order))])
             value = raw
         self.inputs.append(Input(value.name, place, fake.dtype, order))
-        self._sources(value, place, order)
+        self._sources(value)
 
-    def _sources(self, value: Value, place: int, order: tuple[int, ...] | None) -> None:
+    def _sources(self, value: Value) -> None:
         """The symbols among the sizes of an input."""
         for axis, size in enumerate(value.shape):
             expr = sizes.expression(size)
@@ -195,8 +194,6 @@ class _Importer:
             self.builder.begin(f"size.{expr}")
             shape = self.builder.emit("Shape", value, dtype=INT64, shape=(1,), start=axis, end=axis + 1)
             self.builder.sources[expr] = shape
-            logical = axis if order is None else order[axis]
-            self.finders[expr] = lambda args, place=place, axis=logical: int(args[place].shape[axis])  # type: ignore[misc]
 
     def _attribute(self, node: fx.Node) -> None:
         owner: Any = self.graph.owning_module

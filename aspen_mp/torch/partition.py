@@ -60,13 +60,13 @@ class _Supported(OperatorSupportBase):
 
 
 def split(module: fx.GraphModule, constants: Sequence[int], unsupported: Collection[fx.Node], options: Options) -> Callable[..., Any]:
-    """A function that runs blocks of at least `options.min_block_size` operators in the runtime, and the rest in PyTorch."""
+    """A function that runs blocks of at least `options.fewest` operators in the runtime, and the rest in PyTorch."""
     supported = _Supported({*unsupported, *_shared(module.graph)})
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     fixed = {names[place] for place in constants}
     with _in_order(module, [node for node in module.graph.nodes if node in supported.unsupported and _is_ordered(node)]):
         partitioner = CapabilityBasedPartitioner(module, supported, allows_single_node_partition=True)
-        blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.min_block_size]
+        blocks = [block for block in partitioner.propose_partitions() if size(block.nodes) >= options.fewest]
         if blocks:
             partitioner.fuse_partitions(blocks)
     for node in module.graph.nodes:

@@ -84,6 +84,27 @@ def function(expr: Any, places: Mapping[Any, Callable[[Any], int]]) -> Callable[
     return evaluate
 
 
+def finders(graph: fx.Graph) -> dict[Any, Callable[[Any], int]]:
+    """Functions that find symbols of sizes among the arguments of a graph."""
+    found: dict[Any, Callable[[Any], int]] = {}
+    placeholders = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+    for place, value in enumerate(placeholders):
+        if isinstance(value, torch.Tensor):
+            for axis, size in enumerate(value.shape):
+                if (symbol := _symbol(size)) is not None:
+                    found.setdefault(symbol, lambda args, place=place, axis=axis: int(args[place].shape[axis]))  # type: ignore[misc]
+    for place, value in enumerate(placeholders):
+        if is_size(value) and (symbol := _symbol(value)) is not None:
+            found[symbol] = lambda args, place=place: int(args[place])  # type: ignore[misc]
+    return found
+
+
+def _symbol(size: Any) -> Any:
+    """The symbol that a size is; None for numbers and for what is computed from symbols."""
+    expr = expression(size)
+    return None if isinstance(expr, int) or not expr.is_Symbol else expr
+
+
 def hint(value: Any) -> int:
     """A size as it was when PyTorch traced the graph."""
     if isinstance(value, torch.SymInt):

@@ -23,14 +23,13 @@ from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.models.schedules import Live, live_plan
 from aspen_mp.control.planning import child_main
-from aspen_mp.control.planning.options import Options, instances_for
+from aspen_mp.control.planning.local_rates import instructions
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
 from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild, StagePlanned
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings._control import MODEL_COUNTS
 from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
-from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
 
 
 class ModelStore(Machine):
@@ -90,16 +89,9 @@ class ModelStore(Machine):
 
     def _new(self, message: protocol.Load, source: child_main.ModelFile, key: tuple[Any, ...]) -> Model:
         number, self._next = self._next, self._next + 1
-        pairs = message.precision == "bf16" and sums_pairs()
-        strassen = vectors() if message.winograd else ""
         name, setup = message.name or source.name, self._setup
-        instances = message.instances or instances_for(message.objective, len(setup.speeds()))
-        planning = message.planning
-        if message.objective == "throughput":
-            planning = msgspec.structs.replace(planning, in_flight=instances)
-        options = Options(message.precision, message.winograd, planning, strassen, sums_bytes(), pairs, message.accuracy)
-        model = Model(number, key, source, instances, options, ArenaPool(self._segments), name)
-        model.share, model.objective = message.share, message.objective
+        request = message.request.for_machine(instructions(), len(setup.speeds()))
+        model = Model(number, key, source, request, ArenaPool(self._segments), name, message.share)
         serve = partial(child_main.serve, model, setup.cache, setup.rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
         model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
@@ -320,7 +312,7 @@ class ModelStore(Machine):
                 "planning": len(model.begun),
                 "doing": _doing(model),
                 "share": model.share,
-                "objective": model.objective,
+                "objective": model.request.objective,
                 "scheduled": counts.get(model.id) or dict.fromkeys(MODEL_COUNTS, 0),
                 "weight_bytes": self._bytes(model.weight_segments),
                 "plans": [self._describe(plan) for plan in model.live.values() if plan.segments],
@@ -352,13 +344,13 @@ def _doing(model: Model) -> dict[str, Any] | None:
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.ModelFile, tuple[Any, ...]]:
-    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning, message.share, message.objective)
+    how = (message.request, message.share)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")
         source = child_main.ModelFile.from_path(message.path)
-        return source, ("path", message.path, source.stamp, *options)
+        return source, ("path", message.path, source.stamp, *how)
     if len(fds) != 1:
         raise RequestError("a model is an absolute path or one descriptor")
     source = child_main.ModelFile.from_fd(fds[0], message.name)
-    return source, ("bytes", source.fd, *options)
+    return source, ("bytes", source.fd, *how)

@@ -61,7 +61,7 @@ class PlanBuilder(Machine):
         """What the plan cache has for a job."""
         if self._cache is None or not model.digest:
             return None
-        return cache_reader.find(self._cache, model.digest, model.options.key, job)
+        return cache_reader.find(self._cache, model.digest, model.request.cache_key, job)
 
     def kept_bucket(self, model: Model, job: PlanStage, bucket: WantedBucket) -> Entry | None:
         """The same for a job that is to be for a range from now on: the largest one that there is."""

@@ -219,7 +219,7 @@ def _by_shape(message: protocol.MakePlan) -> bool:
 def _hurried(model: Model, message: protocol.MakePlan) -> bool:
     """Whether a request waits for a plan of shapes of which there may be many: others than the model's first ones (lengths of texts), or
     pictures of any size."""
-    how = model.options.planning
+    how = model.request.planning
     others = bool(model.begun) or any(plan.answer.plan for plan in model.live.values()) or _any_size(model)
     return others and not message.ahead and how.search == "quick" and how.tiles is None
 

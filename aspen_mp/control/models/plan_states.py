@@ -22,13 +22,12 @@ import msgspec
 
 from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.planning import child_main
-from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import Entry, WeightFile
 from aspen_mp.control.planning.planner_child import JobProgress, PlannerChild, PlanStage, WeightDirectory
 from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, extent_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
-from aspen_mp.planner.job.options import Objective
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
 
@@ -204,19 +203,17 @@ class Model:
 
     `child` plans what clients ask for, `behind` what nobody waits for. `waiting`: who is told when it is loaded; `users`: how often each
     client has it loaded. `live`: the plan that was asked for longest ago first; `making`: the others, until they are live or have failed.
-    `share`: its weight where core time is short. `objective`: what its tiles and instances are for. `buckets`: which live plans serve many
+    `share`: its weight where core time is short. `buckets`: which live plans serve many
     shapes; `ahead`: how often one of them was begun for nobody yet. `spares`: arenas of plans that were retired. `lost`: weight segments,
     by number in `weight_segments`, that are used no more because these files were cut short."""
 
     id: int
     key: tuple[Any, ...]
     source: child_main.ModelFile
-    instances: int
-    options: Options
+    request: PlanRequest
     spares: ArenaPool
     name: str
-    share: float = field(default=1.0, init=False)
-    objective: Objective = field(default="latency", init=False)
+    share: float = 1.0
     state: ModelState = field(default=ModelState.LOADING, init=False)
     child: PlannerChild = field(init=False)
     behind: PlannerChild = field(init=False)
@@ -232,6 +229,12 @@ class Model:
     making: dict[bytes, Plan] = field(default_factory=dict, init=False)
     buckets: Buckets = field(default_factory=Buckets, init=False)
     ahead: dict[bytes, int] = field(default_factory=dict, init=False)
+
+    @property
+    def instances(self) -> int:
+        """How many of its requests may run at a time."""
+        assert self.request.instances is not None, "`for_machine` has counted them"
+        return self.request.instances
 
     @property
     def begun(self) -> dict[bytes, Plan]:

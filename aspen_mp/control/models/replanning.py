@@ -55,7 +55,7 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
     now = time.monotonic()
     outdated: list[tuple[bool, int, Plan]] = []
     for plan in (plan for model in models for plan in model.live.values()):
-        if not plan.answer.plan or plan.answer.dynamic or plan.model.options.planning.tiles is not None:
+        if not plan.answer.plan or plan.answer.dynamic or plan.model.request.planning.tiles is not None:
             continue  # there are no tiles to choose
         there = table.plan(plan.answer.plan)
         served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
@@ -77,7 +77,7 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
 
 def _cuttable(plan: Plan, preempt_ms: float) -> bool:
     """Whether its tiles are longer than a higher class is to wait, and nobody has said or tried how long they should be."""
-    asked = plan.model.options.planning.longest_ms
+    asked = plan.model.request.planning.longest_ms
     return bool(preempt_ms) and asked is None and not plan.job.longest_ms and plan.longest_ns > preempt_ms * 1e6
 
 

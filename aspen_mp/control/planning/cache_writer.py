@@ -26,8 +26,8 @@ PIECE = 256 << 10
 MOST_THREADS = 8
 
 if TYPE_CHECKING:
-    from aspen_mp.control.planning.options import Options
     from aspen_mp.control.planning.planner_child import Inspected, PlanStage, StagePlanned
+    from aspen_mp.planner.job.request import PlanRequest
     from aspen_mp.planner.plan.plan import Plan
 
 
@@ -97,12 +97,12 @@ class Contents:
 
 
 class CacheWriter:
-    """`options`: of the model; `digest`: of its contents, empty where it is not known yet; `files`: what its weight segments so far are
-    called in the cache, by number."""
+    """`request`: what the model was loaded with; `digest`: of its contents, empty where it is not known yet; `files`: what its weight
+    segments so far are called in the cache, by number."""
 
-    def __init__(self, plans: Cache, options: Options, digest: bytes, files: Mapping[int, WeightFile]) -> None:
+    def __init__(self, plans: Cache, request: PlanRequest, digest: bytes, files: Mapping[int, WeightFile]) -> None:
         self._cache = plans
-        self._options = options
+        self._request = request
         self._digest = digest
         self._files = dict(files)
         self._contents: Contents | None = None
@@ -139,7 +139,7 @@ class CacheWriter:
         if not self._digest:
             return -1, 0
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        file = WeightFile(plan_cache.weights_id(self._cache.build, self._digest, self._options.weights_key, places), nbytes, places)
+        file = WeightFile(plan_cache.weights_id(self._cache.build, self._digest, self._request.weights_key, places), nbytes, places)
         self._files[number] = file
         fd = self._cache.weights(file)
         return (fd, nbytes) if fd >= 0 else (-1, 0)
@@ -185,7 +185,7 @@ class CacheWriter:
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
         key = plan_cache.plan_key(
-            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.rates, message.bucket, message.within
+            self._cache.build, self._digest, self._request.cache_key, *shapes, message.speeds, message.rates, message.bucket, message.within
         )
         note = plan_cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),

@@ -21,7 +21,6 @@ import msgspec
 
 from aspen_mp.control.memory.arenas_ahead import Ahead
 from aspen_mp.control.planning import cache_writer, plan_cache, plan_checks, shape_buckets
-from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import WantedBucket
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner import api, stages
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.planner.job.request import PlanRequest
     from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, Steps
     from aspen_mp.planner.plan.plan import Plan, TensorInfo
 
@@ -152,7 +152,7 @@ class Subject(Protocol):
     @property
     def source(self) -> ModelFile: ...
     @property
-    def options(self) -> Options: ...
+    def request(self) -> PlanRequest: ...
     @property
     def instances(self) -> int: ...
     @property
@@ -174,9 +174,9 @@ class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
     def __init__(self, model: Subject, plans: Cache | None) -> None:
-        self.keeper = cache_writer.CacheWriter(plans, model.options, model.digest, model.files) if plans is not None else None
+        self.keeper = cache_writer.CacheWriter(plans, model.request, model.digest, model.files) if plans is not None else None
         self._source = model.source
-        self._options = model.options
+        self._request = model.request
         self._instances = model.instances
         self._name = model.name
         self._directory = dict(model.weights)
@@ -270,7 +270,7 @@ class Planner:
             if not _stays(message) and _spare(arena_bytes, message.spares) < 0:
                 self._ahead.begin(_roomy(arena_bytes))
 
-        mine = self._options
+        mine = self._request
         # Without a search there is one instance.
         planning = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none", in_flight=1)
         if planning.longest_ms is None:
@@ -279,8 +279,8 @@ class Planner:
             winograd=mine.winograd,
             accuracy=mine.accuracy,
             strassen=mine.strassen,
-            sums_bytes=mine.sums_bytes,
-            pairs=mine.pairs,
+            sums_bytes=mine.instructions.sums_bytes,
+            pairs=mine.bf16,
             capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
             planning=planning,
             build=PlanOptions(sized=sized),

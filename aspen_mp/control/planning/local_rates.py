@@ -1,9 +1,12 @@
-"""The rates that plans are made with on this machine, and those that predict what they take (`aspen_mp/tools/calibrate.py`)."""
+"""The rates and instructions that plans are made with on this machine, and rates that predict (`aspen_mp/tools/calibrate.py`)."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+
+from aspen_mp.planner.job.request import Instructions
+from aspen_mp.workers import _isa
 
 if TYPE_CHECKING:
     from aspen_mp.planner.cost.rates import Rates
@@ -19,7 +22,6 @@ def planning() -> tuple[Rates, str]:
     import msgspec
 
     from aspen_mp.planner.cost import rates
-    from aspen_mp.workers import _isa
 
     found, name = rates.built_in(_isa.vectors(), rates.vendor(), fast_bytes())
     return msgspec.structs.replace(found, cached=cached(), own=own()), name
@@ -36,10 +38,13 @@ def predicting(folder: str) -> Rates:
     return planning()[0] if found is None else msgspec.structs.replace(found, cached=cached(), own=own())
 
 
+def instructions() -> Instructions:
+    """Return what processors here multiply fast."""
+    return Instructions(_isa.vectors(), _isa.sums_bytes(), _isa.sums_pairs())
+
+
 def fast_bytes() -> bool:
     """Whether products of bytes are as fast here, beside others, as built-in rates have them."""
-    from aspen_mp.workers import _isa
-
     return _isa.vectors() == "" or _isa.sums_bytes()
 
 

@@ -22,11 +22,12 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.job.options import Accuracy, Experiment, Objective, Precision
+from aspen_mp.planner.job.options import Objective
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 11
+VERSION: Final = 12
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -65,14 +66,8 @@ class Load(Message):
     id: Count
     path: Name
     name: Name
-    instances: Annotated[int, msgspec.Meta(ge=1, le=32)] | None
-    """None: as many as the objective needs on the cores that there are."""
-    precision: Precision
-    winograd: bool
-    planning: Experiment = Experiment()
-    accuracy: Accuracy = "default"
+    request: PlanRequest = PlanRequest()
     share: Annotated[float, msgspec.Meta(ge=LEAST_SHARE, le=MOST_SHARE)] = 1.0
-    objective: Objective = "latency"
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

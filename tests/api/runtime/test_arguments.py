@@ -269,7 +269,7 @@ def test_wrong_fields_are_answered(shared_runtime: aspen_mp.Runtime) -> None:
         with pytest.raises(ProtocolError, match=r"malformed message: .*\$\[2\]"):
             session.control.call(lambda number: protocol.Resize(number, -1), protocol.Done)
     with pytest.raises(ProtocolError, match="malformed message"):
-        session.control.call(lambda number: protocol.Load(number, "/x", "x" * 5000, 1, "f32", True), protocol.Loaded)
+        session.control.call(lambda number: protocol.Load(number, "/x", "x" * 5000), protocol.Loaded)
     with pytest.raises(ProtocolError, match="malformed message"):
         session.control.call(lambda number: protocol.Unload(number, "m"), protocol.Done)  # type: ignore[arg-type]
 

@@ -29,7 +29,6 @@ from aspen_mp.errors import (
     ResourceLimitError,
     RuntimeLost,
 )
-from aspen_mp.planner.job.options import AUTOMATIC
 
 X = np.ones((4, 16), np.float32)
 
@@ -355,13 +354,11 @@ def test_descriptors_that_a_message_does_not_want_are_closed(own_directory):
         null = os.open("/dev/null", os.O_RDONLY)
         for _ in range(10):
             with pytest.raises(RequestError, match="absolute path or one descriptor"):
-                runtime._session.control.call(
-                    lambda n: protocol.Load(n, "/nowhere", "", 1, "f32", True, AUTOMATIC), protocol.Loaded, fds=(null,)
-                )
+                runtime._session.control.call(lambda n: protocol.Load(n, "/nowhere", ""), protocol.Loaded, fds=(null,))
             with pytest.raises(AspenError):
-                runtime._session.control.call(lambda n: protocol.Load(n, "", "", 1, "f32", True, AUTOMATIC), protocol.Loaded, fds=(null,))
+                runtime._session.control.call(lambda n: protocol.Load(n, "", ""), protocol.Loaded, fds=(null,))
             with pytest.raises(ModelParseError, match="nowhere"):
-                runtime._session.control.call(lambda n: protocol.Load(n, "/nowhere", "", 1, "f32", True, AUTOMATIC), protocol.Loaded)
+                runtime._session.control.call(lambda n: protocol.Load(n, "/nowhere", ""), protocol.Loaded)
         os.close(null)
         deadline = time.monotonic() + 20
         while len(os.listdir(f"/proc/{runtime.pid}/fd")) > before:  # of children that are being reaped

@@ -28,6 +28,7 @@ from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import rates
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.segments import Segment
@@ -104,7 +105,7 @@ class World:
         self.errors: list[BaseException] = []
         path = folder / "chain.onnx"
         path.write_bytes(small_models.conv_chain(3, 8, 8).SerializeToString())
-        self.store.load(protocol.Load(1, str(path), "chain", 1, "f32", True), [], self.asker(1))
+        self.store.load(protocol.Load(1, str(path), "chain", PlanRequest(instances=1)), [], self.asker(1))
         self.finish(Inspected("chain", b"", [], [], []), [])
         self.model = self.answers[-1].model  # type: ignore[attr-defined]
 

@@ -23,6 +23,7 @@ from aspen_mp.control.planning.shape_buckets import ServedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.planner.cost import rates
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.segments import Segment
 
@@ -176,7 +177,7 @@ class Town:
         return known.asker
 
     def load(self, client: int, path: str) -> None:
-        self.store.load(protocol.Load(1, path, "m", 1, "f32", False), [], self.asker(client))
+        self.store.load(protocol.Load(1, path, "m", PlanRequest(winograd=False, instances=1)), [], self.asker(client))
 
     @property
     def models(self) -> list[Model]:

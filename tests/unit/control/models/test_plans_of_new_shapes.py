@@ -4,7 +4,6 @@ when they have come often."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +318,7 @@ def test_two_clients_with_shapes_of_their_own_do_not_wait_for_two_searches(world
 @pytest.mark.parametrize("how", [Experiment(search="none"), Experiment(search="thorough"), Experiment(tiles=4)])
 def test_what_was_asked_for_is_done_for_all_shapes(world: World, how: Experiment) -> None:
     (model,) = world.store._models.values()
-    model.options = replace(model.options, planning=how)
+    model.request = msgspec.structs.replace(model.request, planning=how)
     planned(world, 8)
     assert planned(world, 9).search
 

@@ -7,7 +7,6 @@ import os
 import socket
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -129,7 +128,8 @@ def test_who_has_said_how_long_tiles_are_gets_no_others(asked: float, world: Wor
     world.ask()
     world.answer()
     (model,) = world.store._models.values()
-    model.options = replace(model.options, planning=msgspec.structs.replace(model.options.planning, longest_ms=asked))
+    planning = msgspec.structs.replace(model.request.planning, longest_ms=asked)
+    model.request = msgspec.structs.replace(model.request, planning=planning)
     world.table.served = world.table.beside = 1
     world.store.refresh()
     assert not world.waiting

@@ -12,7 +12,7 @@ import pytest
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import ControlClient
 from aspen_mp.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
-from aspen_mp.planner.job.options import AUTOMATIC
+from aspen_mp.planner.job.request import PlanRequest
 
 HEADER = struct.Struct("<IHH")
 
@@ -39,7 +39,7 @@ def read_all(sock: socket.socket, receiver: protocol.Receiver) -> list:
 
 MESSAGES = [
     protocol.Hello(1, "00ff", "0.1.0"),
-    protocol.Load(7, "/a/b.onnx", "b", 2, "f32", True, AUTOMATIC),
+    protocol.Load(7, "/a/b.onnx", "b", PlanRequest(accuracy="fast", instances=2), 0.5),
     protocol.MakePlan(
         8, 1, [[protocol.Bind("x", "float32", [1, 3], None), protocol.Bind("s", "int64", [2], b"\1" * 16)]], [protocol.Capacity("y", 64)]
     ),
@@ -77,7 +77,7 @@ def test_descriptors_stay_with_their_message(pair):
     files = [os.memfd_create(f"n{i}") for i in range(3)]
     for i, fd in enumerate(files):
         os.write(fd, bytes([i]))
-        message = protocol.Load(i, "", "m", 1, "f32", True, AUTOMATIC)
+        message = protocol.Load(i, "", "m")
         assert protocol.send_part(a, memoryview(protocol.encode(message, 1)), [fd]) > 0
         a.sendall(protocol.encode(protocol.Status(100 + i)))
     a.close()

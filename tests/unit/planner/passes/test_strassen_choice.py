@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from net_tools import Net, lowered
 
-from aspen_mp.control.planning.options import Options
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.job.options import Vectors
+from aspen_mp.planner.job.request import Instructions, PlanRequest
 from aspen_mp.planner.ops.products import left_factors
 
 VECTORS: tuple[Vectors, ...] = ("", "short", "halved", "whole")
@@ -81,6 +81,6 @@ def test_the_option() -> None:
 
 def test_plans_with_and_without_are_not_taken_for_each_other() -> None:
     """Packed weights are the same; plans are not."""
-    one, other = (Options("f32", True, strassen=on) for on in VECTORS[:2])
-    assert one.key != other.key
+    one, other = (PlanRequest(instructions=Instructions(on)) for on in VECTORS[:2])
+    assert one.cache_key != other.cache_key
     assert one.weights_key == other.weights_key

@@ -10,11 +10,11 @@ from graphs_by_hand import GraphBuilder
 from small_graphs import residual_block
 
 from aspen_mp.bench import models
-from aspen_mp.control.planning.options import instances_for
 from aspen_mp.planner import api
 from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.job.options import Experiment
+from aspen_mp.planner.job.request import instances_for
 from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.simulation.simulate import of_plan, simulate, throughput

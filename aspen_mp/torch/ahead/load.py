@@ -1,4 +1,4 @@
-"""Modules that were compiled ahead, called as they were: `ahead.py` wrote the files.
+"""Modules that were compiled ahead, called as they were: `export.py` wrote the files.
 
 A program that only loads such files does not need PyTorch's compiler, which takes seconds to import. Nothing here imports it.
 """

@@ -1,4 +1,4 @@
-"""Modules compiled ahead: ONNX files that a runtime loads without PyTorch and without the module's code. `loaded.py` reads them.
+"""Modules compiled ahead: ONNX files that a runtime loads without PyTorch and without the module's code. `load.py` reads them.
 
 What makes such a file a module again, for programs that have PyTorch, lies in its metadata: the structure of arguments and results.
 """
@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 
 from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend, decompositions, sizes, weights
+from aspen_mp.torch.ahead.load import KEY
 from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
 from aspen_mp.torch.importer import Constant, Imported, Output, import_graph, operator_name, value_info
-from aspen_mp.torch.loaded import KEY
 
 MOST_INSIDE: Final = 1 << 30
 """Larger weights lie in a file beside the model: an ONNX file has at most 2 GiB."""

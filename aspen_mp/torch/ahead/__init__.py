@@ -1,0 +1,1 @@
+"""`compile_ahead` and `load_ahead`: a module as a file."""

@@ -1,0 +1,82 @@
+"""What is asked of the planner for a model. Light, because clients and the planner process import it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision, Vectors
+
+INSTANCES: Final = 2
+"""Of a model that is loaded for latency, where nobody says how many: a second request fills what the first one leaves idle."""
+MOST_INSTANCES: Final = 32
+SPARE: Final = 2
+"""Requests for throughput beside one for each core, at least: those that are on their way to a client and back; of many cores, half as many
+as there are."""
+
+
+class Instructions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a processor multiplies fast.
+
+    `vectors`: for which vectors products may be computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
+    it sums products of bytes in one instruction (`workers._isa.sums_bytes`). `sums_bf16`: the same for pairs of bf16
+    (`workers._isa.sums_pairs`).
+    """
+
+    vectors: Vectors = ""
+    sums_bytes: bool = True
+    sums_bf16: bool = False
+
+
+class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model is to be planned. It travels unchanged from `Runtime.load` to the planner.
+
+    Models that are loaded with different requests are different models, also in the plan cache.
+
+    `precision`: what factors of products may be rounded to. `winograd`: whether Winograd's and Strassen's algorithms may be used where they
+    are faster. `accuracy`: how much rounding error these may add (`planner.cost.accuracy`). `planning`: how long to search for tiles.
+    `objective`: what tiles and instances are for. `instances`: how many requests may run at a time; None: as many as the objective needs.
+    `instructions`: of the processor that plans are for, which `for_machine` says.
+    """
+
+    precision: Precision = "f32"
+    winograd: bool = True
+    accuracy: Accuracy = "default"
+    planning: Experiment = AUTOMATIC
+    objective: Objective = "latency"
+    instances: Annotated[int, msgspec.Meta(ge=1, le=MOST_INSTANCES)] | None = None
+    instructions: Instructions = Instructions()
+
+    def for_machine(self, instructions: Instructions, cores: int) -> PlanRequest:
+        """Return what it asks for on a machine of so many cores: instances are counted, and tiles are cut for them."""
+        instances = self.instances or instances_for(self.objective, cores)
+        planning = self.planning
+        if self.objective == "throughput":
+            planning = msgspec.structs.replace(planning, in_flight=instances)
+        return msgspec.structs.replace(self, instructions=instructions, instances=instances, planning=planning)
+
+    @property
+    def bf16(self) -> bool:
+        """Whether factors of products are rounded to bf16."""
+        return self.precision == "bf16" and self.instructions.sums_bf16
+
+    @property
+    def strassen(self) -> Vectors:
+        """For which vectors products may be computed by Strassen's algorithm; "": none are."""
+        return self.instructions.vectors if self.winograd else ""
+
+    @property
+    def cache_key(self) -> tuple[Any, ...]:
+        """What plans depend on."""
+        return self.precision, self.winograd, self.accuracy, self.planning, self.strassen, self.instructions.sums_bytes, self.bf16
+
+    @property
+    def weights_key(self) -> tuple[Any, ...]:
+        """What packed weights depend on."""
+        return self.precision, self.winograd, self.accuracy, self.instructions.sums_bytes, self.bf16
+
+
+def instances_for(objective: Objective, cores: int) -> int:
+    """How many requests of a model are to run at a time, where nobody says."""
+    return INSTANCES if objective == "latency" else min(cores + max(SPARE, cores // 2), MOST_INSTANCES)
