@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, wraps
 from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from onnx import AttributeProto, NodeProto, TensorProto
 from onnx.defs import OpSchema, get_schema
+from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.registry import Unsupported
+from aspen_mp.torch.registry import Rule, Unsupported
 
 OPSET: Final = 23
 ONNX_TYPES: Final[dict[Any, int]] = {
@@ -44,6 +45,7 @@ NUMPY_TYPES: Final[dict[Any, np.dtype[Any]]] = {
     torch.bool: np.dtype(np.bool_),
 }
 INT64: Final = torch.int64
+HALVES: Final = (torch.float16, torch.bfloat16)
 _REPEATED: Final = {"Add": "Add", "Mul": "Mul", "Max": "Max", "Min": "Min"}
 _FLOORS: Final = {"FloorDiv", "CleanDiv"}
 _MODULI: Final = {"Mod", "PythonMod"}
@@ -91,6 +93,8 @@ class Builder:
         """Symbol of a size → the int64 [1] value that has it."""
         self.fixed: set[str] = set()
         """Values that are constants of the model: parameters and buffers."""
+        self.wide = False
+        """Whether the present rule computes halves in float32."""
         self._label = ""
         self._rule = ""
         self._count = 0
@@ -108,7 +112,8 @@ class Builder:
 
     @property
     def dtype(self) -> Any:
-        return self.out.dtype
+        """The type of the result; float32 for halves within rules that are computed `in_float32`."""
+        return torch.float32 if self.wide else self.out.dtype
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -295,6 +300,31 @@ class Builder:
 
     def expand(self, value: Value, shape: Sequence[Any]) -> Value:
         return self.emit("Expand", value, self.ints(shape), shape=shape)
+
+
+def in_float32(rule: Rule) -> Rule:
+    """Have a rule of several nodes compute float16 and bfloat16 in float32. Its result is rounded once, as by PyTorch's kernels."""
+
+    @wraps(rule)
+    def widened(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        dtype = (b.out[0] if isinstance(b.out, tuple | list) else b.out).dtype
+        if dtype not in HALVES:
+            return rule(b, *args, **kwargs)
+
+        def wide(value: Any) -> Any:
+            return b.cast(value, torch.float32) if isinstance(value, Value) and value.dtype in HALVES else value
+
+        args, kwargs = pytree.tree_map(wide, (args, kwargs), is_leaf=lambda value: isinstance(value, Value))
+        b.wide = True
+        try:
+            found = rule(b, *args, **kwargs)
+        finally:
+            b.wide = False
+        if isinstance(found, Value):
+            return b.cast(found, dtype)
+        return tuple(value if value is None else b.cast(value, dtype) for value in found)
+
+    return widened
 
 
 def _dtypes(values: Sequence[Value | None]) -> list[Any]:

@@ -429,20 +429,13 @@ def _is_whole(fake: Any) -> bool:
 
 
 def memory_order(fake: Any) -> tuple[int, ...] | None:
-    """The axes of a tensor from the outermost in memory to the innermost; None for the usual order, and for tensors that are not dense."""
-    if fake.dim() < 2:
+    """The axes of a tensor from the outermost in memory to the innermost; None for the usual order, and where elements share memory."""
+    moving = [axis for axis, n in enumerate(fake.shape) if sizes.hint(n) != 1]
+    strides = [sizes.hint(n) for n in fake.stride()]
+    if any(sizes.hint(n) == 0 for n in fake.shape) or any(strides[axis] == 0 for axis in moving):
         return None
-    shape, strides = [sizes.hint(n) for n in fake.shape], [sizes.hint(n) for n in fake.stride()]
-    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    expected = 1
-    for axis in reversed(order):
-        if shape[axis] != 1 and strides[axis] != expected:
-            return None
-        expected *= shape[axis]
-    moving = [axis for axis in order if shape[axis] != 1]
-    if moving == sorted(moving) or 0 in shape:
-        return None
-    return tuple(order)
+    order = sorted(range(fake.dim()), key=lambda axis: (-strides[axis], axis))
+    return None if [axis for axis in order if axis in moving] == moving else tuple(order)
 
 
 def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:

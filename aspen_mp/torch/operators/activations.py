@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from aspen_mp.torch.builder import Builder, Scalar, Value
+from aspen_mp.torch.builder import Builder, Scalar, Value, in_float32
 from aspen_mp.torch.operators.elementwise import clamped
 from aspen_mp.torch.registry import Unsupported, aten
 
@@ -27,6 +27,7 @@ def _gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
 
 
 @aten("silu.default")
+@in_float32
 def _silu(b: Builder, x: Value) -> Value:
     return b.emit("Mul", x, b.emit("Sigmoid", x))
 
@@ -47,6 +48,7 @@ def _mish(b: Builder, x: Value) -> Value:
 
 
 @aten("elu.default")
+@in_float32
 def _elu(b: Builder, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
     if input_scale == 1 and alpha == 1 and scale == 1:
         return b.emit("Elu", x, alpha=1.0)
@@ -77,6 +79,7 @@ def _prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 
 @aten("softplus.default")
+@in_float32
 def _softplus(b: Builder, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
     if not math.isfinite(beta):
         raise Unsupported(f"a factor of {beta}")
@@ -88,6 +91,7 @@ def _softplus(b: Builder, x: Value, beta: Scalar = 1, threshold: Scalar = 20) ->
 
 
 @aten("log_sigmoid_forward.default")
+@in_float32
 def _log_sigmoid(b: Builder, x: Value) -> tuple[Value, None]:
     return b.emit("Neg", b.emit("Softplus", b.emit("Neg", x))), None
 
@@ -100,12 +104,14 @@ def _threshold(b: Builder, x: Value, threshold: Scalar, value: Scalar) -> Value:
 
 
 @aten("glu.default")
+@in_float32
 def _glu(b: Builder, x: Value, dim: int = -1) -> Value:
     half, gate = b.emit_all("Split", [x], [x.dtype, x.dtype], axis=dim, num_outputs=2)
     return b.emit("Mul", half, b.emit("Sigmoid", gate))
 
 
 @aten("_softmax.default", "_safe_softmax.default")
+@in_float32
 def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: object) -> Value:
     x = b.cast(x, b.dtype)
     if x.rank == 0:
@@ -117,6 +123,7 @@ def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: 
 
 
 @aten("_log_softmax.default")
+@in_float32
 def _log_softmax(b: Builder, x: Value, dim: int, half_to_float: object = None) -> Value:
     x = b.cast(x, b.dtype)
     return b.constant(0, b.dtype) if x.rank == 0 else b.emit("LogSoftmax", x, axis=dim)

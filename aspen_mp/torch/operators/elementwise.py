@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import NUMPY_TYPES, Builder, Scalar, Value, holds
+from aspen_mp.torch.builder import HALVES, NUMPY_TYPES, Builder, Scalar, Value, holds, in_float32
 from aspen_mp.torch.registry import Unsupported, aten
 
 Operand = Value | Scalar
@@ -74,6 +74,7 @@ for _name, _op in _UNARY_FLOAT.items():
 
 
 @aten("round.decimals")
+@in_float32
 def _round_decimals(b: Builder, x: Value, *, decimals: int = 0) -> Value:
     if not x.dtype.is_floating_point:
         raise Unsupported("rounding whole numbers to decimals")
@@ -96,16 +97,19 @@ def truncated(b: Builder, x: Value) -> Value:
 
 
 @aten("frac.default")
+@in_float32
 def _frac(b: Builder, x: Value) -> Value:
     return b.emit("Sub", x, truncated(b, x))
 
 
 @aten("rsqrt.default")
+@in_float32
 def _rsqrt(b: Builder, x: Value) -> Value:
     return b.emit("Reciprocal", b.emit("Sqrt", b.cast(x, b.dtype)))
 
 
 @aten("log2.default", "log10.default")
+@in_float32
 def _log_of_base(b: Builder, x: Value) -> Value:
     base = 2.0 if b.made_for("log2") else 10.0
     return b.emit("Mul", b.emit("Log", b.cast(x, b.dtype)), b.constant(1.0 / math.log(base), b.dtype))
@@ -153,7 +157,11 @@ def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
             raise Unsupported("differences of bools")
         return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
     left, right = operands(b, x, y)
-    return b.emit(op, left, scaled(b, right, alpha))
+    return b.emit(op, left, right) if sizes.same(alpha, 1) else in_float32(_scaled_sum)(b, op, left, right, alpha)
+
+
+def _scaled_sum(b: Builder, op: str, x: Value, y: Value, alpha: Scalar) -> Value:
+    return b.emit(op, x, scaled(b, y, alpha))
 
 
 def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
@@ -163,16 +171,17 @@ def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
 
 
 def factors(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
-    """The same of products and quotients. PyTorch computes those of halves in float32, where a number may be larger or smaller."""
+    """The same of products and quotients. PyTorch computes those of halves in float32, which has more numbers."""
     dtype = b.dtype if _fits(x, b.dtype) and _fits(y, b.dtype) else torch.float32
     return b.operand(x, dtype), b.operand(y, dtype)
 
 
 def _fits(value: Operand, dtype: Any) -> bool:
-    """Whether a half holds a number to its full precision; other types are taken as they are."""
-    if not isinstance(value, int | float) or not dtype.is_floating_point or dtype.itemsize > 2:
+    """Whether a half has exactly this number; other types are taken as they are."""
+    if not isinstance(value, int | float) or dtype not in HALVES:
         return True
-    return holds(value, dtype) and (value == 0 or abs(value) >= torch.finfo(dtype).tiny)
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value).astype(NUMPY_TYPES[dtype])) == value
 
 
 def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
@@ -195,11 +204,13 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return _div(b, x, y)
     if rounding_mode == "floor":
         return _floored(b, x, y)
-    quotient = b.emit("Div", *factors(b, x, y))
-    whole = rounding_mode == "trunc" and b.dtype.is_floating_point
-    return b.cast(truncated(b, quotient) if whole else quotient, b.dtype)
+    _refuse_halves(b)
+    quotient = b.emit("Div", *operands(b, x, y))
+    return truncated(b, quotient) if b.dtype.is_floating_point else quotient
 
 
 @aten("floor_divide.default")
@@ -208,8 +219,13 @@ def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
 
 
 def _floored(b: Builder, x: Operand, y: Operand) -> Value:
-    left, right = operands(b, x, y) if isinstance(y, Value) else factors(b, x, y)
-    return b.cast(floor_divided(b, left, right), b.dtype)
+    _refuse_halves(b)
+    return floor_divided(b, *operands(b, x, y))
+
+
+def _refuse_halves(b: Builder) -> None:
+    if b.dtype in HALVES:
+        raise Unsupported("whole quotients of halves: PyTorch rounds to the type before it cuts off")
 
 
 def floor_divided(b: Builder, x: Value, y: Value) -> Value:
@@ -243,15 +259,20 @@ def _fmod(b: Builder, x: Operand, y: Operand) -> Value:
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
+    return _rest(b, *operands(b, x, y))
+
+
+@in_float32
+def _rest(b: Builder, x: Value, y: Value) -> Value:
     """The sign is the divisor's, as of Python's `%`."""
-    left, right = operands(b, x, y)
     if not b.dtype.is_floating_point:
-        return b.emit("Mod", left, right)
-    rest = b.emit("Mod", left, right, fmod=1)
-    return b.emit("Where", _unlike(b, rest, right), b.emit("Add", rest, right), rest, dtype=rest.dtype)
+        return b.emit("Mod", x, y)
+    rest = b.emit("Mod", x, y, fmod=1)
+    return b.emit("Where", _unlike(b, rest, y), b.emit("Add", rest, y), rest, dtype=rest.dtype)
 
 
 @aten("pow.Tensor_Scalar")
+@in_float32
 def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
     x, exponent = b.cast(x, b.dtype), sizes.plain(exponent)
     if not isinstance(exponent, int | float):
@@ -263,9 +284,9 @@ def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
     if exponent == 1:
         return b.emit("Identity", x)
     if b.dtype.is_floating_point:
-        if exponent == 0.5 and x.dtype != torch.float16:  # as of other powers, that of -inf is inf in float16
+        if exponent == 0.5 and b.out.dtype != torch.float16:  # as of other powers, that of -inf is inf in float16
             return b.emit("Sqrt", x)
-        if exponent == -0.5 and x.dtype != torch.float16:
+        if exponent == -0.5 and b.out.dtype != torch.float16:
             return b.emit("Reciprocal", b.emit("Sqrt", x))
         if exponent == -1:
             return b.emit("Reciprocal", x)
@@ -289,6 +310,7 @@ def _extreme(b: Builder, x: Value, y: Value) -> Value:
 
 
 @aten("addcmul.default", "addcdiv.default")
+@in_float32
 def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
     op = "Mul" if b.made_for("addcmul") else "Div"
     product = b.emit(op, b.operand(first, b.dtype), b.operand(second, b.dtype))
@@ -296,6 +318,7 @@ def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Sc
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
+@in_float32
 def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
     weight = b.operand(weight, b.dtype)
     return b.emit("Add", start, b.emit("Mul", weight, b.emit("Sub", end, start)))

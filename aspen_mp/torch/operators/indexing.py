@@ -133,8 +133,8 @@ def _scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Val
 
 @aten("scatter.value")
 def _scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Scalar) -> Value:
-    if x.rank == 0:
-        return x
+    if x.rank == 0 or index.rank == 0:
+        raise Unsupported("scattering into a scalar, or from one")
     updates = b.expand(b.number(value, x.dtype), index.shape)
     return b.emit("ScatterElements", x, _from_front(b, index), updates, axis=positive(dim, x.rank))
 
@@ -148,8 +148,8 @@ def _scatter_reduce(b: Builder, x: Value, dim: int, index: Value, source: Value,
 
 
 def _scattered(b: Builder, x: Value, dim: int, index: Value, source: Value, reduction: str | None) -> Value:
-    if x.rank == 0:
-        raise Unsupported("scattering into a scalar")
+    if x.rank == 0 or index.rank == 0 or source.rank == 0:
+        raise Unsupported("scattering into a scalar, or from one")
     if not all(map(sizes.same, index.shape, source.shape)):
         ends = b.ints(index.shape)
         source = b.emit("Slice", source, b.ints([0] * index.rank), ends, b.ints(range(index.rank)), shape=index.shape)

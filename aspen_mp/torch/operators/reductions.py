@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, positive
+from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, in_float32, positive
 from aspen_mp.torch.registry import Unsupported, aten
 
 Dims = Sequence[int] | int | None
@@ -149,6 +149,7 @@ def _norm(b: Builder, x: Value, ord: Scalar, dim: Dims, keepdim: bool) -> Value:
 
 
 @aten("logsumexp.default")
+@in_float32
 def _logsumexp(b: Builder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     return reduced(b, "ReduceLogSumExp", b.cast(x, b.dtype), dim, keepdim)
 
@@ -159,10 +160,17 @@ def _cumsum(b: Builder, x: Value, dim: int, *, dtype: Any = None) -> Value:
     return b.emit("CumSum", x, b.constant(positive(dim, x.rank), INT64)) if x.rank else b.emit("Identity", x)
 
 
+def _refuse_ties(b: Builder, x: Value) -> None:
+    """Raise Unsupported where places of equal elements are asked for: PyTorch's algorithm decides them. They are rare in wide floats."""
+    if 1 in b.used and x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported("the places of elements, some of which may be equal")
+
+
 @aten("topk.default")
 def _topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
     if x.rank == 0:
         raise Unsupported("the greatest of a scalar")
+    _refuse_ties(b, x)
     found = b.emit_all("TopK", [x, b.size(k)], [x.dtype, INT64], axis=positive(dim, x.rank), largest=int(largest), sorted=int(sorted))
     return found[0], found[1]
 
@@ -176,6 +184,8 @@ def _sort(
     descending = arguments[1] if len(arguments) > 1 else descending
     if x.rank == 0 or x.dtype == torch.bool:
         raise Unsupported("sorting a scalar, or bools")
+    if not stable:
+        _refuse_ties(b, x)
     axis = positive(dim, x.rank)
     found = b.emit_all("TopK", [x, b.size(x.shape[axis])], [x.dtype, INT64], axis=axis, largest=int(descending), sorted=1)
     return found[0], found[1]
