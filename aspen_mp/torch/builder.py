@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,7 @@ from onnx.defs import OpSchema, get_schema
 from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.registry import Rule, Unsupported
+from aspen_mp.torch.registry import Unsupported
 
 OPSET: Final = 23
 ONNX_TYPES: Final[dict[Any, int]] = {
@@ -58,6 +58,7 @@ _KINDS: Final = {
 }
 
 
+AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
 Types = tuple[int | None, ...]
 """Element types of a node's values; None for one that is left out."""
 
@@ -302,7 +303,7 @@ class Builder:
         return self.emit("Expand", value, self.ints(shape), shape=shape)
 
 
-def in_float32(rule: Rule) -> Rule:
+def in_float32(rule: AnyRule) -> AnyRule:
     """Have a rule of several nodes compute float16 and bfloat16 in float32. Its result is rounded once, as by PyTorch's kernels."""
 
     @wraps(rule)
@@ -324,7 +325,7 @@ def in_float32(rule: Rule) -> Rule:
             return b.cast(found, dtype)
         return tuple(value if value is None else b.cast(value, dtype) for value in found)
 
-    return widened
+    return cast("AnyRule", widened)
 
 
 def _dtypes(values: Sequence[Value | None]) -> list[Any]:

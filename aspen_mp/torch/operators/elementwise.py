@@ -205,7 +205,7 @@ def _div(b: Builder, x: Operand, y: Operand) -> Value:
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     if rounding_mode is None:
-        return _div(b, x, y)
+        return _div(b, x, y)  # type: ignore[no-any-return]
     if rounding_mode == "floor":
         return _floored(b, x, y)
     _refuse_halves(b)
