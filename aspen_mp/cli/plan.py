@@ -102,7 +102,7 @@ def plan(
             accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
-            pairs=rounded == "bf16" and _isa.sums_pairs(),
+            bf16=rounded == "bf16" and _isa.sums_pairs(),
             planning=planning,
         )
         began = time.perf_counter()

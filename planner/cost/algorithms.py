@@ -40,10 +40,10 @@ def block_for(
     out: Shape,
     kernel: tuple[int, int] = (3, 3),
     strides: tuple[int, int] = (1, 1),
-    pairs: bool = False,
+    bf16: bool = False,
     allowed: Callable[[int], bool] = lambda block: True,
 ) -> int:
-    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `pairs`: that way
+    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `bf16`: that way
     may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.accuracy`); it is asked for faster ones only.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
@@ -53,7 +53,7 @@ def block_for(
     channels, outputs = x[1], out[1]
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
         return 0
-    best, least = 0, _direct_ns(channels, out, prod(kernel), pairs and by_pairs(channels))
+    best, least = 0, _direct_ns(channels, out, prod(kernel), bf16 and bf16_pays(channels))
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
         ns = _block_ns(channels, out, kernel, strides, block)
         if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least and allowed(block):
@@ -99,9 +99,9 @@ def phases_for(
     return Phases(before, folded, inner, block)
 
 
-PAIRS_FLOPS_PER_NS = 190.0
+BF16_FLOPS_PER_NS = 190.0
 """Multiply-adds of rounded factors, the direct way."""
-LEAST_PAIRED = 16
+BF16_LEAST_CHANNELS = 16
 """Channels below which rounding an image takes longer than products of pairs gain."""
 
 
@@ -110,9 +110,9 @@ MOST_STACKED = 16
 multiply pairs apart from it."""
 
 
-def by_pairs(channels: int) -> bool:
+def bf16_pays(channels: int) -> bool:
     """Whether a convolution whose factors may be rounded to bf16 multiplies pairs of them, where it is computed the direct way."""
-    return channels >= LEAST_PAIRED
+    return channels >= BF16_LEAST_CHANNELS
 
 
 class Least(NamedTuple):
@@ -125,14 +125,14 @@ class Least(NamedTuple):
     columns: int
 
 
-SEVENS: dict[Vectors, Least] = {"short": Least(64, 768, 768), "halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
+STRASSEN: dict[Vectors, Least] = {"short": Least(64, 768, 768), "halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
 """By what vectors a core multiplies; as measured, with short and whole ones on Zen 5, with halved ones on Zen 4."""
 
 
-def seven_products(rows: int, depth: int, columns: int, vectors: Vectors) -> bool:
+def strassen_pays(rows: int, depth: int, columns: int, vectors: Vectors) -> bool:
     """Whether a product of constant weights is computed by Strassen's algorithm, one level deep: in 7/8 of the multiplications. More
     levels would take more time for sums than they save."""
-    least = SEVENS.get(vectors)
+    least = STRASSEN.get(vectors)
     return least is not None and rows >= least.rows and depth >= least.depth and depth % 2 == 0 and columns >= least.columns
 
 
@@ -141,9 +141,9 @@ def _products(channels: int, out: Shape, taps: int) -> float:
     return 2.0 * taps * prod(out) / out[1] * channels * -(-out[1] // PANEL) * PANEL
 
 
-def _direct_ns(channels: int, out: Shape, taps: int, pairs: bool = False) -> float:
-    arithmetic = _products(channels, out, taps) / (PAIRS_FLOPS_PER_NS if pairs else op_cost.FLOPS_PER_NS) + 0.4 * prod(out)
-    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL) / (2 if pairs else 1))
+def _direct_ns(channels: int, out: Shape, taps: int, bf16: bool = False) -> float:
+    arithmetic = _products(channels, out, taps) / (BF16_FLOPS_PER_NS if bf16 else op_cost.FLOPS_PER_NS) + 0.4 * prod(out)
+    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL) / (2 if bf16 else 1))
 
 
 def _image_ns(channels: int, out: Shape, taps: int) -> float:

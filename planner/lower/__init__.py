@@ -59,14 +59,14 @@ def lower(
     report: Callable[[Node, str], None] | None = None,
     *,
     winograd: bool = True,
-    pairs: bool = False,
+    bf16: bool = False,
     budget: accuracy.Budget = accuracy.UNLIMITED,
     convolutions: Convolutions | None = None,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
-    algorithm, where the `budget` of error allows it (`planner.accuracy`); `pairs`: where that is not faster than products
-    of pairs (`passes.pairs`). `convolutions`: as of `Builder`."""
-    builder = Builder(winograd, pairs, budget, model.layers, convolutions)
+    algorithm, where the `budget` of error allows it (`planner.cost.accuracy`). `bf16`: products of bf16 compete with it
+    (`passes.precision.bf16`). `convolutions`: as of `Builder`."""
+    builder = Builder(winograd, bf16, budget, model.layers, convolutions)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):

@@ -47,13 +47,13 @@ class Builder:
     def __init__(
         self,
         winograd: bool = True,
-        pairs: bool = False,
+        bf16: bool = False,
         budget: accuracy.Budget = accuracy.UNLIMITED,
         layers: dict[str, accuracy.Layer] | None = None,
         convolutions: Convolutions | None = None,
     ) -> None:
         self.winograd = winograd
-        self.pairs = pairs
+        self.bf16 = bf16
         self.budget = budget
         self.nodes: list[Node] = []
         self.name = ""
@@ -265,7 +265,7 @@ class Builder:
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
         form = low_bit.form_of(b.stored) if packed and b.stored is not None and not attrs else None
-        if form is not None and not (form.bits == 16 and self.pairs):  # those are multiplied in pairs, from 16 bits, too
+        if form is not None and not (form.bits == 16 and self.bf16):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
             return self.emit("QNBITGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))

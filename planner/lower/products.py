@@ -157,7 +157,7 @@ def _fastest(
     b: Builder, x: Tensor, w: Tensor, shape: Shape, kernel: tuple[int, int], step: tuple[int, int], pads: Sequence[int]
 ) -> int | Phases:
     """How a convolution of images is computed."""
-    block = block_for(x.shape, shape, kernel, step, b.pairs, partial(b.accurate, w, step))
+    block = block_for(x.shape, shape, kernel, step, b.bf16, partial(b.accurate, w, step))
     return block or phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) or 0
 
 

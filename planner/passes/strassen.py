@@ -1,18 +1,18 @@
-"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.seven_products`): its left factors become a node of
+"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.strassen_pays`): its left factors become a node of
 their own, made once for all products that read the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aspen_mp.planner.cost.algorithms import SEVENS, seven_products
+from aspen_mp.planner.cost.algorithms import STRASSEN, strassen_pays
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job.options import Vectors
 from aspen_mp.planner.ops.products import left_factors
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 
-def use_seven_products(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None = None) -> list[bool]:
+def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None = None) -> list[bool]:
     """After all rewrites of GEMM: none of them knows of left factors. Returns of each product that could take them whether it does.
 
     `longest`: of a graph for a shape bucket, what this returned where it is longest, empty for that one itself. All its graphs have the
@@ -25,11 +25,11 @@ def use_seven_products(graph: Graph, vectors: Vectors, longest: Sequence[bool] |
             continue
         a, shape = node.inputs[0], node.output.shape
         assert a is not None
-        takes = a.shape[:-1] == shape[:-1] and seven_products(shape[-2], a.shape[-1], shape[-1], vectors)
+        takes = a.shape[:-1] == shape[:-1] and strassen_pays(shape[-2], a.shape[-1], shape[-1], vectors)
         if longest is not None and node.op == "GEMM":
             takes = next(decided, takes)
             if takes:
-                node.attrs["least_rows"] = SEVENS[vectors].rows
+                node.attrs["least_rows"] = STRASSEN[vectors].rows
         taken.append(takes)
         if not takes:
             continue

@@ -72,7 +72,7 @@ def _granules(node: Node) -> tuple[int, ...]:
     rank, evaluate = len(shape), tile_cost.of(node)
     lead = [1] * (rank - 2)
     if isinstance(evaluate, tile_cost.Product):
-        pairs = 2 if evaluate.seven else 1  # of rows, of panels
+        pairs = 2 if evaluate.strassen else 1  # of rows, of panels
         return (*lead, pairs * ROWS, pairs * PANEL)
     if isinstance(evaluate, tile_cost.Winograd):
         lead[1] = PANEL
@@ -184,7 +184,7 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
 
 @op_cost.remembered(8192)
 def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tile_cost.Product, aim: Aim) -> tuple[int, ...]:
-    granule = 2 if evaluate.seven else 1  # pairs of rows, pairs of panels
+    granule = 2 if evaluate.strassen else 1  # pairs of rows, pairs of panels
     return _best([(rows[0], 1), (rows[1], granule * ROWS)], (n, granule * PANEL), evaluate, aim)
 
 

@@ -280,7 +280,7 @@ class Planner:
             accuracy=mine.accuracy,
             strassen=mine.strassen,
             sums_bytes=mine.sums_bytes,
-            pairs=mine.pairs,
+            bf16=mine.pairs,
             capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
             planning=planning,
             build=PlanOptions(sized=sized),

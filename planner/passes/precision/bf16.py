@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.cost.algorithms import by_pairs
+from aspen_mp.planner.cost.algorithms import bf16_pays
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.packing.bf16 import of_halves, packed
 from aspen_mp.planner.passes.rewrite import Rewriter
@@ -10,7 +10,7 @@ from aspen_mp.planner.passes.rewrite import Rewriter
 _WINDOW = ("kernel", "strides", "dilations", "pads")
 
 
-def use_pairs(graph: Graph) -> None:
+def use_bf16(graph: Graph) -> None:
     """After all rewrites of GEMM and CONV, which need to know of no other kernels so; before Strassen's products, which gain less. What
     multiplies no weights of the model, sums integers, has groups, planes or few channels stays as it is, and so do convolutions by
     Winograd's algorithm."""
@@ -29,7 +29,7 @@ def use_pairs(graph: Graph) -> None:
 def _convolves(node: Node) -> bool:
     x = node.inputs[0]
     assert x is not None
-    return node.attrs["groups"] == 1 and len(x.shape) == 4 and by_pairs(x.shape[1])
+    return node.attrs["groups"] == 1 and len(x.shape) == 4 and bf16_pays(x.shape[1])
 
 
 def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: Node, w: Tensor, op: str, taps: int) -> None:
