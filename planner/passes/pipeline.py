@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Final, Literal
 
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job import progress
+from aspen_mp.planner.job import progress, reasons
 from aspen_mp.planner.job.options import PassOptions
+from aspen_mp.planner.job.reasons import NETWORK, Decision, Reason, Tried
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.ops import verify
@@ -56,12 +58,14 @@ FEWER_PRODUCTS: Final = When(lambda options: options.fuse and options.winograd a
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """`run` changes the graph in place, or returns another in its stead."""
+    """`run` changes the graph in place, or returns another in its stead. `decides`: what the reasons for a plan say it is about; None: that
+    is not said where the pass is left out."""
 
     name: str
     level: Level
     run: Callable[[Graph, PassRequest], Graph | None]
     when: When = ALWAYS
+    decides: Decision | None = None
 
 
 def _rewrite(run: Callable[[Graph], None], level: Level = "kernels") -> Pass:
@@ -98,15 +102,18 @@ def _depth_first(graph: Graph, request: PassRequest) -> None:
 
 def _strassen(graph: Graph, request: PassRequest) -> None:
     decided = request.decided
-    if decided.budget.allows_strassen:
-        found = strassen.use_strassen(graph, request.options.strassen, decided.strassen)
-        if decided.strassen is not None and not decided.strassen:
-            decided.strassen.extend(found)
+    if not decided.budget.allows_strassen:
+        rule = "its rounding error is beyond the accuracy asked for"
+        reasons.tell(lambda: Reason("algorithm", "direct sums", rule, tried=(Tried("Strassen's algorithm", rule),), node=NETWORK))
+        return
+    found = strassen.use_strassen(graph, request.options.strassen, decided.strassen)
+    if decided.strassen is not None and not decided.strassen:
+        decided.strassen.extend(found)
 
 
 PASSES: Final[Sequence[Pass]] = (
     Pass("half precision", "operators", lambda graph, request: half_precision.compute_in_f32(graph, RULES)),
-    Pass("products of stored bytes", "operators", _stored_products, FUSING),
+    Pass("products of stored bytes", "operators", _stored_products, FUSING, "precision"),
     _rewrite(quantization.round_to_levels, "operators"),
     _rewrite(batchnorm.fold_affine, "operators"),
     _rewrite(parallel.merge_branches, "operators"),
@@ -128,23 +135,32 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(pools.fuse_pools),
     _rewrite(merge.merge_products),
     _rewrite(prologues.fuse_prologues),
-    Pass("pointwise and depthwise", "kernels", _depthwise, STACKING),
+    Pass("pointwise and depthwise", "kernels", _depthwise, STACKING, "stack"),
     _rewrite(integer_products.fuse_levels),
     _rewrite(multiply_adds.fuse_multiply_adds),
-    Pass("depth first", "kernels", _depth_first, STACKING),
+    Pass("depth first", "kernels", _depth_first, STACKING, "stack"),
     _rewrite(common.share),
     _rewrite(cleanup.remove_dead),
-    Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph), ROUNDING),
-    Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS),
+    Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph), ROUNDING, "precision"),
+    Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
 )
+
+
+def _left_out(step: Pass) -> Reason:
+    assert step.decides is not None
+    tried = (Tried(step.name, step.when.without),)
+    return Reason(step.decides, f"no pass {step.name!r}", step.when.without, tried=tried, node=NETWORK)
 
 
 def run(graph: Graph, request: PassRequest, passes: Sequence[Pass] = PASSES) -> Graph:
     """The graph behind all passes whose options hold. It has been verified after each, where checks are on."""
     for k, step in enumerate(passes):
         progress.at(f"rewriting {step.level}", k, len(passes))
+        reasons.by(step.name)
         if step.when.holds(request.options):
             graph = step.run(graph, request) or graph
             verify.check(graph, step.name, kernel_level=step.level == "kernels")
+        elif step.decides is not None:
+            reasons.tell(partial(_left_out, step))
     return graph

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ import numpy.typing as npt
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.tile_cost import LINE, ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
@@ -37,6 +39,8 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
+SHOWN: Final = 3
+"""Other ways to cut a node that its reasons name."""
 _PRODUCTS = (TileModel.PRODUCT, TileModel.CONVOLUTION, TileModel.WINOGRAD)
 """Small tiles of these read weights, or transform input, again (see `op_cost.tail`)."""
 
@@ -55,14 +59,29 @@ class Aim:
     longest: float = math.inf
 
 
+def _remembered(function: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
+    """Works a cut out once, but anew while reasons are recorded."""
+    known = op_cost.remembered(8192)(function)
+
+    def parts(*args: Any) -> tuple[int, ...]:
+        return function(*args) if reasons.asked() else known(*args)
+
+    return parts
+
+
 def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longest: float = math.inf) -> list[Grid]:
     """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`, `longest`: see `Aim`."""
     halves = workers > 1 and tiles is None
     aims = [Aim(workers, op_cost.tail(workers, products), halves, tiles, longest) for products in (False, True)]
     known: dict[int, Grid] = {}
+    alike: dict[int, list[str]] = {}
     for kind, node in zip(kinds(storage), storage.steps, strict=True):
         if kind not in known:
+            reasons.about(node.name)
             known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
+        alike.setdefault(kind, []).append(node.name)
+    for first, *others in alike.values():
+        reasons.alike(first, others, "tiles")
     return [known[kind] for kind in kinds(storage)]
 
 
@@ -99,8 +118,10 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     """The grid of a node; empty outputs have no tiles, OPAQUE nodes exactly one."""
     shape = node.output.shape
     if node.op == OPAQUE:
+        reasons.tell(lambda: Reason("tiles", "1 tile", "no kernel computes it, and an opaque node is not cut"))
         return _whole(shape)
     if 0 in shape:
+        reasons.tell(lambda: Reason("tiles", "no tiles", "the output is empty"))
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
     cut = _BY_MODEL.get(SPECS[node.op].cost.tiles)
@@ -141,7 +162,28 @@ def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Ai
             continue
         cuts[axis] = split(shape[axis], parts, granule)
         parts = -(-parts // (len(cuts[axis]) - 1))
-    return Grid(shape, tuple(cuts[a] for a in sorted(cuts)), tuple(order))
+    grid = Grid(shape, tuple(cuts[a] for a in sorted(cuts)), tuple(order))
+    reasons.tell(lambda: _by_length(grid, whole_ns * 1e-6, aim.workers))
+    return grid
+
+
+def _by_length(grid: Grid, whole_ms: float, workers: int) -> Reason:
+    """Why a node that is cut by its layout has these tiles."""
+    if grid.n > 1:
+        ms = whole_ms * -(-grid.n // workers) / grid.n
+        tried = (Tried("1 tile", "other workers would wait for it", whole_ms),)
+        return Reason("tiles", described(grid), "long runs of memory, cut along the outermost axes", ms, "all cores", tried)
+    rule = "it is too short to be cut, or its kernel needs whole axes"
+    return Reason("tiles", described(grid), rule, whole_ms, "all cores", (Tried("several tiles", rule),))
+
+
+def described(grid: Grid) -> str:
+    """The number of tiles, and the sides of the largest."""
+    return _described(grid.n, [int(np.diff(cuts).max(initial=0)) for cuts in grid.cuts])
+
+
+def _described(n: int, sides: Sequence[int]) -> str:
+    return f"{n} tile{'s' * (n != 1)} of {'×'.join(map(str, sides))}"
 
 
 def _blocks(dim: int, granule: int) -> int:
@@ -179,10 +221,20 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
         off = np.abs(np.log(tiles / aim.tiles))
         total[off > off.min() + ABOUT] = np.inf
     k = int(np.argmin(total))
+    reasons.tell(lambda: _least(k, total, [_described(n, sides) for n, *sides in zip(tiles.tolist(), *sizes, strict=True)]))
     return tuple(int(m[k]) for m in mesh)
 
 
-@op_cost.remembered(8192)
+def _least(k: int, total: npt.NDArray[np.float64], ways: Sequence[str]) -> Reason:
+    """Why the k-th way to cut a node was taken, not those that are next. `total`: nanoseconds, infinite for what no limit allows."""
+    order = [int(i) for i in np.argsort(total, kind="stable") if i != k]
+    tried = [Tried(ways[i], f"ends {total[i] / total[k] - 1:.1%} later", total[i] * 1e-6) for i in order[:SHOWN] if np.isfinite(total[i])]
+    if order and not np.isfinite(total[order[-1]]):
+        tried.append(Tried(ways[order[-1]], "its tiles are too many, or take too long"))
+    return Reason("tiles", ways[k], "least time" if order else "it cannot be cut", total[k] * 1e-6, "all cores", tuple(tried))
+
+
+@_remembered
 def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tile_cost.Product, aim: Aim) -> tuple[int, ...]:
     granule = 2 if evaluate.strassen else 1  # pairs of rows, pairs of panels
     return _best([(rows[0], 1), (rows[1], granule * ROWS)], (n, granule * PANEL), evaluate, aim)
@@ -237,7 +289,7 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     return Grid(shape, tuple(cuts), tuple(axes))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tile_cost.Convolution, aim: Aim, whole: bool) -> tuple[int, ...]:
     """`whole`: image rows always are."""
     batch, outputs, height, width = shape
@@ -282,7 +334,7 @@ def _conv(node: Node, aim: Aim) -> Grid:
     return _image_grid(shape, parts, (1, _width_granule(images), granule), channels_first)
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _winograd_parts(shape: tuple[int, ...], evaluate: tile_cost.Winograd, aim: Aim, whole: bool = False) -> tuple[int, ...]:
     """`whole`: image rows always are."""
     batch, outputs, height, width = shape
@@ -308,7 +360,7 @@ def _winograd(node: Node, aim: Aim) -> Grid:
     return _image_grid(shape, parts, (blocks.sides[0], _blocks_across(images, blocks), PANEL), bool(channels_first[0]))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _stack_parts(shape: tuple[int, ...], evaluate: tile_cost.Stack, aim: Aim) -> tuple[int, ...]:
     batch, outputs, height, width = shape
     return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, aim)
@@ -333,7 +385,7 @@ def _rolling(node: Node, aim: Aim) -> Grid:
     return Grid(shape, cuts, (0, 1, 2, 3))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _rolling_parts(sides: tuple[int, int, int], evaluate: tile_cost.Rolling, aim: Aim) -> tuple[int, ...]:
     batch, channels, height = sides
     return _best([(batch, 1), (channels, LINE)], (height, 1), evaluate, aim)
@@ -363,7 +415,7 @@ def _attention(node: Node, aim: Aim) -> Grid:
     return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _attention_parts(heads: int, rows: int, columns: int, evaluate: tile_cost.Attention, aim: Aim) -> tuple[int, ...]:
     return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, aim)
 
@@ -380,7 +432,7 @@ def _recurrent(node: Node, aim: Aim) -> Grid:
     return Grid(shape, cuts, (0, 1, 2, 3))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _recurrent_parts(batch: int, units: tuple[int, int], evaluate: tile_cost.Recurrence, aim: Aim) -> tuple[int, ...]:
     return _best([(batch, 1)], units, evaluate, aim)
 
