@@ -79,7 +79,7 @@ def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, i
     channels, outputs = x[1], out[1]
     found = _Blocks(0, _direct_ns(channels, out, prod(kernel), bf16 and bf16_pays(channels)), [])
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
-        few = f"{channels} to {outputs} channels; it needs {LEAST_CHANNELS} to {LEAST_OUTPUTS}"
+        few = f"{channels} channels in, {outputs} out; it needs {LEAST_CHANNELS} and {LEAST_OUTPUTS}"
         found.tried.append(Tried("Winograd", "strides differ" if strides[0] != strides[1] else few))
         return found
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):

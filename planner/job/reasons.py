@@ -5,10 +5,10 @@ Nobody records unless `recording` is entered. Otherwise a decision costs one loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -28,8 +28,10 @@ class Tried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A decision. `rule`: why this was chosen, or what left no other choice. `node`: the name of what it is about; None: what
-    `about` says. `absorbed`: nodes that became part of it."""
+    """A decision. `rule`: why this was chosen, or what left no other choice. `absorbed`: nodes that became part of this one.
+
+    `node`: the name of what it is about; None: what `about` says. `op`: which op of the node, where it matters.
+    """
 
     decision: Decision
     choice: str
@@ -39,24 +41,28 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tried: tuple[Tried, ...] = ()
     absorbed: tuple[str, ...] = ()
     node: str | None = None
+    op: str = ""
 
 
 class _Recorder:
-    """`node`: what is being decided on. `step`: the pass at work."""
+    """`node`, `op`: what is being decided on, and from which record on. `step`: the pass at work."""
 
-    def __init__(self, node: str = NETWORK, step: str = "") -> None:
+    def __init__(self) -> None:
         self.reasons: list[Reason] = []
-        self.node, self.step = node, step
+        self.node, self.op, self.step = NETWORK, "", ""
+        self.begin = 0
 
+
+R = TypeVar("R", bound="_Recorder | None")
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
 
 @contextmanager
-def recording() -> Iterator[list[Reason]]:
-    """Record the planner's decisions within the block, in their order."""
-    with _within(_Recorder()) as recorder:
-        yield recorder.reasons
+def recording(wanted: bool = True) -> Iterator[list[Reason]]:
+    """Record the planner's decisions within the block, in their order, if that is wanted."""
+    with _within(_Recorder() if wanted else None) as recorder:
+        yield recorder.reasons if recorder is not None else []
 
 
 @contextmanager
@@ -66,12 +72,12 @@ def trial() -> Iterator[Callable[[], None]]:
     if outer is None:
         yield lambda: None
         return
-    with _within(_Recorder(outer.node, outer.step)) as inner:
+    with _within(_Recorder()) as inner:
         yield lambda: outer.reasons.extend(inner.reasons)
 
 
 @contextmanager
-def _within(recorder: _Recorder) -> Iterator[_Recorder]:
+def _within(recorder: R) -> Iterator[R]:
     token = _recorder.set(recorder)
     try:
         yield recorder
@@ -84,10 +90,10 @@ def asked() -> bool:
     return _recorder.get() is not None
 
 
-def about(node: str) -> None:
+def about(node: str, op: str = "") -> None:
     """From now on decisions that name no node are about this one."""
     if (recorder := _recorder.get()) is not None:
-        recorder.node = node
+        recorder.node, recorder.op, recorder.begin = node, op, len(recorder.reasons)
 
 
 def by(step: str) -> None:
@@ -106,11 +112,17 @@ def tell(make: Callable[[], Reason]) -> None:
     """Record a decision. It is made into words only if somebody records."""
     if (recorder := _recorder.get()) is not None:
         reason = make()
-        recorder.reasons.append(reason if reason.node is not None else msgspec.structs.replace(reason, node=recorder.node))
+        here = {} if reason.node is not None else {"node": recorder.node, "op": recorder.op}
+        recorder.reasons.append(msgspec.structs.replace(reason, **here))
 
 
-def alike(first: str, nodes: list[str], decision: Decision) -> None:
-    """What was decided for the first of nodes that are alike holds for the others."""
+def here() -> tuple[Reason, ...]:
+    """What has been recorded since `about` was called."""
+    recorder = _recorder.get()
+    return tuple(recorder.reasons[recorder.begin :]) if recorder is not None else ()
+
+
+def again(reasons: Iterable[Reason]) -> None:
+    """Record the same for a node that is alike: the one that `about` says."""
     if (recorder := _recorder.get()) is not None:
-        found = [reason for reason in recorder.reasons if reason.node == first and reason.decision == decision]
-        recorder.reasons += [msgspec.structs.replace(reason, node=node) for node in nodes for reason in found[-1:]]
+        recorder.reasons += [msgspec.structs.replace(reason, node=recorder.node, op=recorder.op) for reason in reasons]

@@ -192,7 +192,7 @@ def _reason(node: Node, order: tuple[int, ...], by_rows: bool) -> Reason:
     else:
         rule = "as its kernel writes"
     others = tuple([Tried(name, rule) for other, name in names.items() if other != order])
-    return Reason("layout", names.get(order, f"axes in the order {order}"), rule, tried=others, node=node.name)
+    return Reason("layout", names.get(order, f"axes in the order {order}"), rule, tried=others, node=node.name, op=node.op)
 
 
 class _Assignment:

@@ -404,9 +404,9 @@ def _of_weights(packed: bool, form: low_bit.Form | None) -> Reason:
         return Reason("algorithm", "direct sums", rule, tried=(Tried("packed weights", rule), Tried("Strassen's algorithm", rule)))
     if form is None:
         return Reason(
-            "precision", "f32 weights", "the model stores them so", tried=(Tried("weights of few bits", "they are not stored so"),)
+            "precision", "f32 weights", "as the model stores them", tried=(Tried("weights of few bits", "they are not stored so"),)
         )
-    return Reason("precision", f"weights of {form.bits} bits", "as they are stored", tried=(Tried("f32 weights", "more to read"),))
+    return Reason("precision", f"weights of {form.bits} bits", "as the model stores them", tried=(Tried("f32 weights", "more to read"),))
 
 
 FEW_CHANNELS = 16

@@ -33,6 +33,7 @@ from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
+from aspen_mp.shm.words import count
 
 MAX_TILES = 4096
 """Tiles a node."""
@@ -74,14 +75,14 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longe
     halves = workers > 1 and tiles is None
     aims = [Aim(workers, op_cost.tail(workers, products), halves, tiles, longest) for products in (False, True)]
     known: dict[int, Grid] = {}
-    alike: dict[int, list[str]] = {}
+    told: dict[int, tuple[Reason, ...]] = {}
     for kind, node in zip(kinds(storage), storage.steps, strict=True):
-        if kind not in known:
-            reasons.about(node.name)
-            known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
-        alike.setdefault(kind, []).append(node.name)
-    for first, *others in alike.values():
-        reasons.alike(first, others, "tiles")
+        reasons.about(node.name, node.op)
+        if kind in known:
+            reasons.again(told[kind])
+            continue
+        known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
+        told[kind] = reasons.here()
     return [known[kind] for kind in kinds(storage)]
 
 
@@ -183,7 +184,12 @@ def described(grid: Grid) -> str:
 
 
 def _described(n: int, sides: Sequence[int]) -> str:
-    return f"{n} tile{'s' * (n != 1)} of {'×'.join(map(str, sides))}"
+    return f"{count(n, 'tile')} of {'×'.join(map(str, sides))}"
+
+
+def _in_order(sides: Sequence[int]) -> list[int]:
+    """Sides of batch, rows, columns, channels in the order of axes; others have it."""
+    return [sides[0], sides[3], *sides[1:3]] if len(sides) == 4 else [*sides]
 
 
 def _blocks(dim: int, granule: int) -> int:
@@ -221,7 +227,7 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
         off = np.abs(np.log(tiles / aim.tiles))
         total[off > off.min() + ABOUT] = np.inf
     k = int(np.argmin(total))
-    reasons.tell(lambda: _least(k, total, [_described(n, sides) for n, *sides in zip(tiles.tolist(), *sizes, strict=True)]))
+    reasons.tell(lambda: _least(k, total, [_described(n, _in_order(sides)) for n, *sides in zip(tiles.tolist(), *sizes, strict=True)]))
     return tuple(int(m[k]) for m in mesh)
 
 
@@ -286,7 +292,11 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     axes = list(range(len(cuts)))
     if len(cuts) == rank and halved is None and not evaluate.batched and weights + activations * n_parts < activations + weights * m_parts:
         axes = [rank - 1, *axes[:-1]]  # a panel of weights stays in the cache while the rows pass
-    return Grid(shape, tuple(cuts), tuple(axes))
+    grid = Grid(shape, tuple(cuts), tuple(axes))
+    if halved is not None:
+        tried = (Tried("both halves of rows together", "what comes next would wait for all rows"),)
+        reasons.tell(lambda: Reason("tiles", described(grid), "one half of the rows after the other, each cut like this", tried=tried))
+    return grid
 
 
 @_remembered

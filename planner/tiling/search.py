@@ -256,7 +256,7 @@ class _Search:
         """Why each step has its tiles. `grids`: those of the policy."""
         steps = zip(self.storage.steps, grids, best.grids, strict=True)
         for k, (node, before, grid) in enumerate(steps):
-            reasons.tell(partial(_tiled, node.name, before, grid, best.best_ns * 1e-6, self.tried.get(k, {})))
+            reasons.tell(partial(_tiled, node, before, grid, best.best_ns * 1e-6, self.tried.get(k, {})))
 
     def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
         """The best that steps from these grids lead to."""
@@ -413,13 +413,13 @@ def _order(gains: bool, branches: bool, layers: float, critical: float) -> Reaso
     return Reason("order", second, rule, layers, "network", (Tried(first, rule, critical if branches else None),), node=NETWORK)
 
 
-def _tiled(name: str, before: Grid, grid: Grid, ms: float, tried: Mapping[str, float]) -> Reason:
+def _tiled(node: Node, before: Grid, grid: Grid, ms: float, tried: Mapping[str, float]) -> Reason:
     """Why a step has these tiles, `before` any search others: what was tried besides, in milliseconds of the network."""
     first, choice = policy.described(before), policy.described(grid)
     others = sorted((cost, other) for other, cost in tried.items() if other != choice)[: policy.SHOWN]
-    words = tuple([Tried(other, "the network ends later, or hardly sooner", cost) for cost, other in others])
+    words = tuple([Tried(other, f"ends {cost / ms - 1:.1%} later" if cost > ms else "hardly sooner", cost) for cost, other in others])
     rule = "search: as its shape asks for" if first == choice else f"search: in place of {first}"
-    return Reason("tiles", choice, rule, ms, "network", words, node=name)
+    return Reason("tiles", choice, rule, ms, "network", words, node=node.name, op=node.op)
 
 
 def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:

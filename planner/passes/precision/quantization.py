@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 
 INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
@@ -54,7 +56,11 @@ class _OfBytes:
 def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
     """The nodes that compute what a product does, of bytes; None where it is none of those."""
     found = _product(node, producer)
-    return None if found is None else _sums(node, found)
+    if found is None:
+        return None
+    tried = (Tried("f32 factors", "four times as much to multiply, and each product would be rounded"),)
+    reasons.tell(lambda: Reason("precision", "bytes", "both factors are stored in bytes", tried=tried, node=node.name))
+    return _sums(node, found)
 
 
 def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
