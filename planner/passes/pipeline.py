@@ -150,7 +150,7 @@ PASSES: Final[Sequence[Pass]] = (
 def _left_out(step: Pass) -> Reason:
     assert step.decides is not None
     tried = (Tried(step.name, step.when.without),)
-    return Reason(step.decides, f"no pass {step.name!r}", step.when.without, tried=tried, node=NETWORK)
+    return Reason(step.decides, f"without the pass {step.name!r}", step.when.without, tried=tried, node=NETWORK)
 
 
 def run(graph: Graph, request: PassRequest, passes: Sequence[Pass] = PASSES) -> Graph:

@@ -38,8 +38,9 @@ class Why(msgspec.Struct, forbid_unknown_fields=True):
     network: list[Reason]
 
 
-def explained(rows: Sequence[OpInfo], recorded: Iterable[Reason], names: Iterable[str], node: str = "") -> Why:
-    """The reasons for a plan. `rows`: its ops. `names`: those of the model's nodes. `node`: which is asked for; "": the costliest.
+def explained(rows: Sequence[OpInfo], recorded: Iterable[Reason], names: Iterable[str], node: str = "", most: int = COSTLIEST) -> Why:
+    """The reasons for a plan. `rows`: its ops. `names`: those of the model's nodes. `node`: which is asked for; "": `most` of them, the
+    costliest.
 
     Raises UnknownNode, whose text names similar ones.
     """
@@ -54,7 +55,7 @@ def explained(rows: Sequence[OpInfo], recorded: Iterable[Reason], names: Iterabl
     for row in rows:
         ops.setdefault(known.get(row.name, row.name), []).append(row)
     costs = {root: sum(row.predicted_ms for row in found) for root, found in ops.items()}
-    roots = [known[node]] if node else sorted(costs, key=lambda root: -costs[root])[:COSTLIEST]
+    roots = [known[node]] if node else sorted(costs, key=lambda root: -costs[root])[:most]
     about: dict[str, list[Reason]] = {root: [] for root in roots}
     for reason in reasons:
         if (root := group.get(reason.node or NETWORK)) in about:

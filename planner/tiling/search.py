@@ -409,7 +409,7 @@ def _order(gains: bool, branches: bool, layers: float, critical: float) -> Reaso
     first, second = "critical path first", "layer by layer"
     if gains:
         return Reason("order", first, "least time", critical, "network", (Tried(second, "it takes longer", layers),), node=NETWORK)
-    rule = f"it gains less than {WORTH_ORDER:.0%}" if branches else "there are no branches"
+    rule = f"it gains less than {WORTH_ORDER:.0%}" if branches else "it is the order of layers"
     return Reason("order", second, rule, layers, "network", (Tried(first, rule, critical if branches else None),), node=NETWORK)
 
 

@@ -161,12 +161,19 @@ def round_to_levels(graph: Graph) -> None:
             if node.output not in outputs and _on_levels(x, scale, lowest, producer):
                 replaced[node.output] = x
                 continue
+            reasons.tell(partial(_rounded, node, producer))
             node.op, node.inputs, node.attrs, node.source = "FakeQuantize", [x], {"scale": scale, "lowest": lowest}, None
         kept.append(node)
     for op in ("QuantizeLinear", "Relu"):  # nobody may read them any more, the second because of the first
         uses = graph.uses()
         kept = [n for n in kept if n.op != op or uses.get(n.output, 0)]
     graph.nodes = kept
+
+
+def _rounded(node: Node, producer: dict[Tensor, Node]) -> Reason:
+    before = producer[node.inputs[0]].name if node.inputs[0] is not None else ""
+    tried = (Tried("bytes between the two", "nothing else reads them"),)
+    return Reason("precision", "f32, rounded to levels", "a function of one argument", tried=tried, absorbed=(before,), node=node.name)
 
 
 def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, float] | None:
