@@ -14,6 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from aspen_mp.planner.plan.why import Why
+
 
 class Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A document, or a part of one, that has these keys and no others."""
@@ -544,6 +546,7 @@ class Plan(Document):
     planning_s: float
     search: Search | None
     shared: SharedCores | None
+    why: Why | UnsetType = UNSET
     file: str | UnsetType = UNSET
     measured: Measured | UnsetType = UNSET
 
