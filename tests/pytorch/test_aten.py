@@ -40,7 +40,7 @@ def test_rule_gives_what_pytorch_gives(name: str, runtime: Any) -> None:
             found += result if isinstance(result, tuple | list) else [result]
         return found
 
-    graph = traced(all_cases, tensors)
+    graph = traced(all_cases, tensors, closed=name.startswith("aspen_mp."))
     hit = {str(node.target).removeprefix("aten.") for node in graph.graph.nodes if node.op == "call_function"}
     assert name in hit
     imported = import_graph(graph.graph)
@@ -55,11 +55,12 @@ def test_rule_gives_what_pytorch_gives(name: str, runtime: Any) -> None:
         np.testing.assert_allclose(a.double().numpy(), b.double().numpy(), rtol=1e-2 if rounds else 2e-5, atol=2e-6, err_msg=str(k))
 
 
-def traced(function: Any, tensors: Any) -> Any:
+def traced(function: Any, tensors: Any, closed: bool = False) -> Any:
+    """`closed`: whether the function has tensors of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad():
-        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=closed)(*tensors)
     graph.graph.eliminate_dead_code()
     return graph
 
