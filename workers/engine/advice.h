@@ -1,7 +1,7 @@
-/* What hints say to this DSE in one turn, and what it says of itself: its token, and the request that it works for (docs/protocol/hints.md,
- * "Heed").
+/* What hints say to this DSE in one turn, and what it says of itself (docs/protocol/hints.md, "Heed").
  *
- * Hints are a preference. Any of their words may be stale or wrong, and every request ends all the same.
+ * It says whether it holds a token, and which request it works for. Hints are a preference. Any of their words may be stale or wrong, and
+ * every request ends all the same.
  */
 #ifndef ASPEN_ADVICE_H
 #define ASPEN_ADVICE_H

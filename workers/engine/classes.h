@@ -1,6 +1,6 @@
 /* How a DSE divides its time between classes of requests (docs/protocol/pool.md, "Classes").
  *
- * * While a request of a higher class runs, the DSE holds back tiles of lower classes ("Hold back"). It owes those classes a share of its
+ * While a request of a higher class runs, the DSE holds back tiles of lower classes ("Hold back"). It owes those classes a share of its
  * time and lends them turns ("Lend"). Clocks decide when, and never whether. `highest` is the highest class of which a request runs.
  */
 #ifndef ASPEN_CLASSES_H
@@ -13,8 +13,8 @@ static inline int64_t aspen_dse_turn_ns(const struct aspen_dse *d) {
   return ASPEN_LENT * (int64_t)(ns ? ns : 1000000);
 }
 
-/* Counts what priorities have cost since the last look: time in which nothing ran so that a higher class need not wait, and time that it
- * waited. */
+/* Counts what priorities have cost since the last look: time in which nothing ran for a higher class, and time in which that class waited.
+ */
 static inline void aspen_dse_count_classes(struct aspen_dse *d, uint64_t now) {
   struct aspen_worker *me = aspen_me(&d->s);
   if (!d->shared_at) return;

@@ -1,8 +1,8 @@
 /* The loop that every worker runs (Algorithm 1 of ASPEN; protocol and proofs in docs/protocol).
  *
- *     take a tile (take.h)
- *     execute it, mark it executed, count its children down (execute.h, finish.h)
- *     keep the ready child of lowest rank, push the others together (push.h)
+ *     Take a tile (take.h).
+ *     Execute it, mark it executed, count its children down (execute.h, finish.h).
+ *     Keep the ready child of lowest rank, and push the others together (push.h).
  *
  * aspen_dse_run() comes back for what Python has to do: enum aspen_reason (state.h). This header brings in all of the engine.
  */

@@ -14,7 +14,7 @@ static inline int aspen_dse_open(struct aspen_dse *d, uint32_t open) {
 }
 
 /* Opens the row: others seed tiles here from now on. RUNNING comes first (seq), and then a look at the epoch (seq). Either recovery sees
- * that it has to wait for this DSE, or this DSE sees the odd epoch and parks before it touches the pool (I7, aspen_epoch_late). */
+ * that it has to wait, or this DSE sees the odd epoch and parks before it touches the pool (I7, aspen_epoch_late). */
 static inline void aspen_dse_join(struct aspen_dse *d) {
   d->lap = aspen_ticks();
   aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);

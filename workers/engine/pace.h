@@ -1,8 +1,7 @@
-/* How fast this worker's core is, and what follows from it: its queue share, and the tiles that it leaves to faster cores
- * (docs/protocol/cores.md; docs/protocol/pool.md, "Queue shares").
+/* How fast this worker's core is, and what follows from it (docs/protocol/cores.md; docs/protocol/pool.md, "Queue shares").
  *
- * A pace is the time of kernels beside what plans expect of them. The words of other workers are read as statistics: a stale one costs
- * time and nothing else.
+ * A pace is the time of kernels beside what plans expect of them. It decides the worker's queue share, and the tiles that it leaves to
+ * faster cores. The words of other workers are read as statistics: a stale one costs time and nothing else.
  */
 #ifndef ASPEN_PACE_H
 #define ASPEN_PACE_H
@@ -69,10 +68,10 @@ static inline void aspen_dse_unpaced(struct aspen_dse *d, uint64_t ticks) {
   d->paced_tiles++;
 }
 
-/* Whether a slow core leaves ready tiles to faster ones. Near the end of a layer it would be done later than a faster core for which the
- * tile had waited. So it takes a tile only when the faster cores have enough to do. With `waiting` ready tiles they come to the last one
- * after the tiles that they have underway and after waiting - 1 tiles, shared by all of them. A tile is left for no longer than
- * ASPEN_PATIENCE tiles take here, because the core that should take it may be held up. Without stealing nobody else would take it. */
+/* Whether a slow core leaves ready tiles to faster ones. Near the end of a layer it would be done with a tile later than a faster core for
+ * which the tile had waited. So it takes a tile only when the faster cores have enough to do. They share `waiting` ready tiles. They come
+ * to the last one after the tiles that they have underway and waiting - 1 others. A tile is left for no longer than ASPEN_PATIENCE tiles
+ * take here, because the core that should take it may be held up. Without stealing nobody else would take it. */
 static inline int aspen_dse_leaves(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   double waiting = 0;

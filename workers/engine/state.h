@@ -1,7 +1,7 @@
 /* The state of one distributed scheduling engine (DSE), and what all parts of the engine read from it.
  *
- * * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: what a DSE holds dies with the worker or
- * its epoch, and is found again by the flags of tiles (docs/protocol/recover.md). The same functions run in worker processes
+ * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: what a DSE holds dies with the worker or
+ * its epoch. The flags of tiles say what is left to do (docs/protocol/recover.md). The same functions run in worker processes
  * (workers/_dse.pyx), as threads under ThreadSanitizer, and under the model checker.
  */
 #ifndef ASPEN_STATE_H
@@ -64,13 +64,13 @@ struct aspen_dse {
   uint64_t lap;          /* Ticks: all time up to here is accounted for. */
 
   /* Pace (pace.h). */
-  double expected_ns;    /* What plans expected of the kernels since `paced`. */
-  uint64_t paced;        /* The worker's kernel_ticks at the last look at its pace, plus those of tiles of which plans expect nothing. */
-  uint64_t paced_tiles;  /* The same, counted in tiles. */
-  double leaves;         /* Ready tiles that faster cores will be done with before this core has done one. 0: this core is not slow. */
-  uint64_t patience;     /* Ticks for which a tile is left to faster cores. */
-  uint64_t left_since;   /* Ticks: since when tiles are left to others. 0: they are not. */
-  uint32_t called;       /* Whether another DSE has been woken for the tiles that are left. */
+  double expected_ns;   /* What plans expected of the kernels since `paced`. */
+  uint64_t paced;       /* The worker's kernel_ticks at the last look at its pace, plus those of tiles of which plans expect nothing. */
+  uint64_t paced_tiles; /* The same, counted in tiles. */
+  double leaves;        /* Ready tiles that faster cores will be done with before this core has done one. 0: this core is not slow. */
+  uint64_t patience;    /* Ticks for which a tile is left to faster cores. */
+  uint64_t left_since;  /* Ticks: since when tiles are left to others. 0: they are not. */
+  uint32_t called;      /* Whether another DSE has been woken for the tiles that are left. */
 
   /* Scratch memory of kernels (execute.h). */
   void *scratch;
@@ -78,11 +78,11 @@ struct aspen_dse {
   uint32_t scratch_of, scratch_generation, scratch_op; /* Whose tile used it last: instance, generation, op. ASPEN_NONE: nobody's. */
 
   /* Caches apart (caches.h). */
-  double far;       /* The share of looks at others' lines that took as long as from another cache. Late looks count most. */
-  int apart;        /* Whether `far` is large: as in aspen_call. */
-  uint32_t turn;    /* Victims that were looked at. */
+  double far;        /* The share of looks at others' lines that took as long as from another cache. Late looks count most. */
+  int apart;         /* Whether `far` is large: as in aspen_call. */
+  uint32_t turn;     /* Victims that were looked at. */
   uint32_t heard_of; /* The row that was looked at last. */
-  uint64_t heard;   /* The number of tiles that it had executed then. */
+  uint64_t heard;    /* The number of tiles that it had executed then. */
 
   uint16_t victim[ASPEN_MAX_WORKERS]; /* Other rows, nearest first. */
 };

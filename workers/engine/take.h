@@ -1,7 +1,7 @@
-/* Which tile a DSE runs next: that of an older request first, else the one to follow, else the own row's best, else another row's
- * (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
+/* Which tile a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
  *
- * A filter says which tiles a search takes. It is passed by value, so no search changes what the next one takes.
+ * An older request's tile goes first, wherever it waits. Then comes the tile to follow, then the own row's best, then another row's. A
+ * filter says which tiles a search takes. It is passed by value, so no search changes what the next one takes.
  */
 #ifndef ASPEN_TAKE_H
 #define ASPEN_TAKE_H

@@ -1,6 +1,6 @@
 /* An instance of a plan as a worker knows it: the arguments of its kernels, as pointers into this process's mappings.
  *
- * * It is made when its arena is mapped. aspen_exec_move() brings it to a new request, whose region lies elsewhere and whose extent may
+ * It is made when its arena is mapped. aspen_exec_move() brings it to a new request, whose region lies elsewhere and whose extent may
  * differ (docs/protocol/extent.md).
  */
 #ifndef ASPEN_INSTANCE_H
