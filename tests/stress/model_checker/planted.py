@@ -138,8 +138,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "takes tiles of lower classes alone once it was their turn",
             "take.h",
-            "  if (r != ASPEN_EMPTY) return r;\n  r = filter.advice",
-            "  if (r != ASPEN_EMPTY) return r;\n  if (turn) filter.from = aspen_order_first(highest + 1);\n  r = filter.advice",
+            "  filter.before = aspen_dse_limit(d, highest);\n",
+            "  filter.before = aspen_dse_limit(d, highest);\n  filter.from = d->lent_lowest ? aspen_order_first(1) : 0;\n",
             "beside classes lending workers=1",
         ),
     ],
