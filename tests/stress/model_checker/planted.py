@@ -443,7 +443,13 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "== s->user.attached ? error : error;",
             "attach",
         ),
-        ("sleeps through an announcement", "idle.h", "  if (aspen_load_seq(&g->attach_seq) != d->s.user.attached) return 1;\n", "", "announce"),
+        (
+            "sleeps through an announcement",
+            "idle.h",
+            "  if (aspen_load_seq(&g->attach_seq) != d->s.user.attached) return 1;\n",
+            "",
+            "announce",
+        ),
         (
             "claims what is being dropped",
             "claim.h",
