@@ -34,10 +34,10 @@ struct aspen_user {
   uint32_t walk;          /* items of a queue that it looks through */
 };
 
-/* Which tiles a search takes: of the requests whose order is at least `from` and below `before` (docs/protocol/pool.md, "Classes"), and of
- * those the tiles that hints leave to the caller (docs/protocol/hints.md). With all fields 0 it takes every tile. */
+/* Which tiles a search takes: those of the classes from `from` on and before `before` (docs/protocol/pool.md, "Classes"), and of these the
+ * tiles that hints leave to the caller (docs/protocol/hints.md). With all fields 0 it takes every tile. It fits into two registers. */
 struct aspen_filter {
-  uint64_t from, before;             /* `before` 0: without end. */
+  uint32_t from, before;             /* `before` 0: without end. */
   const struct aspen_advice *advice; /* NULL: hints are not looked at. */
 };
 
@@ -54,8 +54,6 @@ static inline uint32_t aspen_random(uint32_t *state) {
 static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
   return (uint64_t)class_ << ASPEN_CLASS_SHIFT | (timed ? 0 : ASPEN_ORDER_UNTIMED) | (key & ASPEN_ORDER_KEY);
 }
-/* Below it are the orders of all higher classes. */
-static inline uint64_t aspen_order_first(uint32_t class_) { return aspen_order(class_, 1, 0); }
 static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
 static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
 
@@ -122,7 +120,10 @@ static inline struct aspen_lane *aspen_row_lane(struct aspen_row *row, uint64_t 
 }
 
 /* Whether a filter lets through tiles of a request of this order. */
-static inline int aspen_takes(struct aspen_filter filter, uint64_t order) { return order >= filter.from && order <= filter.before - 1; }
+static inline int aspen_takes(struct aspen_filter filter, uint64_t order) {
+  const uint32_t class_ = aspen_order_class(order);
+  return class_ >= filter.from && class_ <= filter.before - 1;
+}
 
 /* Whether hints leave a lane's tiles to the caller. A lane counts as its first item. Requests with a deadline are never left to others. */
 static inline int aspen_lane_advised(struct aspen_lane *lane, const struct aspen_advice *advice) {
@@ -263,7 +264,7 @@ static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, u
 /* Whether a row may have something that a filter lets through, by a look from outside. */
 static inline int aspen_row_offers(const struct aspen_row *row, struct aspen_filter filter) {
   uint64_t first = aspen_load_relaxed(&row->first);
-  return first && first <= filter.before - 1;
+  return first && aspen_order_class(first) <= filter.before - 1;
 }
 
 /* Takes the best item of a row that the filter lets through. The row's owner waits for the lock, a thief does not. */

@@ -49,9 +49,9 @@ static inline int aspen_dse_classes(struct aspen_dse *d, uint64_t running, uint3
   return turn;
 }
 
-/* The order below which this DSE takes tiles. 0: it takes all, because one class runs or the gap is over. */
-static inline uint64_t aspen_dse_limit(const struct aspen_dse *d, uint32_t highest) {
-  return d->shared_at && d->gap != ASPEN_GAP_OVER ? aspen_order_first(highest + 1) : 0;
+/* The class before which this DSE takes tiles. 0: it takes all, because one class runs or the gap is over. */
+static inline uint32_t aspen_dse_limit(const struct aspen_dse *d, uint32_t highest) {
+  return d->shared_at && d->gap != ASPEN_GAP_OVER ? highest + 1 : 0;
 }
 
 /* The DSE has taken `item` while requests of several classes run. 0: it found none. A tile that a lower class gets after a gap is not lent:

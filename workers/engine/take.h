@@ -108,7 +108,7 @@ static inline int aspen_dse_lend(struct aspen_dse *d, uint32_t highest, uint64_t
   int r = aspen_dse_put_back(d);
   if (r) return r;
   d->lent_lowest = !d->lent_lowest;
-  r = aspen_dse_pop(d, (struct aspen_filter){.from = aspen_order_first(highest + 1 + d->lent_lowest)}, item);
+  r = aspen_dse_pop(d, (struct aspen_filter){.from = highest + 1 + d->lent_lowest}, item);
   if (r == ASPEN_OK) {
     d->owed_per_ns = -ASPEN_LENT;
     aspen_stat_add(&aspen_me(&d->s)->lent, 1);
@@ -121,7 +121,7 @@ static inline int aspen_dse_lend(struct aspen_dse *d, uint32_t highest, uint64_t
 /* Takes the best of the tiles that hints leave to this DSE, of the highest class alone: hints decide nothing between classes. If there is
  * none, takes the best of all that the filter lets through without hints. */
 static inline int aspen_dse_hinted(struct aspen_dse *d, struct aspen_filter filter, uint32_t highest, uint64_t *item) {
-  const struct aspen_filter hinted = {.before = filter.before ? filter.before : aspen_order_first(highest + 1), .advice = filter.advice};
+  const struct aspen_filter hinted = {.before = highest + 1, .advice = filter.advice};
   const struct aspen_filter all = {.before = filter.before};
   const uint64_t first = aspen_load_relaxed(&aspen_own_row(&d->s)->first);
   int r = aspen_dse_best(d, hinted, item);

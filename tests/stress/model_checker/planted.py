@@ -117,8 +117,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "holds tiles back when nothing of a higher class runs any more",
             "classes.h",
-            "d->shared_at && d->gap != ASPEN_GAP_OVER ? aspen_order_first(highest + 1) : 0;",
-            "d->gap != ASPEN_GAP_OVER ? aspen_order_first(1) : 0;",
+            "d->shared_at && d->gap != ASPEN_GAP_OVER ? highest + 1 : 0;",
+            "d->gap != ASPEN_GAP_OVER ? 1 : 0;",
             "beside classes workers=1",
         ),
         (
@@ -139,7 +139,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "takes tiles of lower classes alone once it was their turn",
             "take.h",
             "  filter.before = aspen_dse_limit(d, highest);\n",
-            "  filter.before = aspen_dse_limit(d, highest);\n  filter.from = d->lent_lowest ? aspen_order_first(1) : 0;\n",
+            "  filter.before = aspen_dse_limit(d, highest);\n  filter.from = d->lent_lowest;\n",
             "beside classes lending workers=1",
         ),
     ],
