@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from aspen_mp.planner.frontends.binding.folding import BucketFolding
 from aspen_mp.planner.frontends.networks import load
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import PassOptions
+from aspen_mp.planner.job.options import UNSEARCHED
+from aspen_mp.planner.job.request import Instructions, PlanRequest
 from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.passes import pipeline
@@ -26,20 +27,15 @@ from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
 
-__all__ = ["Binding", "Demand", "NoBucket", "OnnxModel", "Options", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
+__all__ = ["Binding", "Demand", "NoBucket", "OnnxModel", "PlanRequest", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
 __all__ += ["inspect", "load", "lowered", "plan_bucket", "plan_stage"]
 
 Demand = Literal["none", "even", "busy"]
 """What a plan for a shape bucket has to be: see `plan_bucket`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options(PassOptions):
-    """How to plan. `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too
-    small. `build`: see `aspen_mp.planner.build`."""
-
-    capacities: Mapping[str, int] = field(default_factory=dict)
-    build: PlanOptions | None = None
+PLAIN: Final = PlanRequest(planning=UNSEARCHED, instructions=Instructions("halved"))
+"""What is asked for where nobody says: tiles without a search."""
 
 
 @dataclass(slots=True)
@@ -78,7 +74,9 @@ def plan_stage(
     *,
     workers: int,
     machine: Machine | None = None,
-    options: Options | None = None,
+    request: PlanRequest = PLAIN,
+    capacities: Mapping[str, int] | None = None,
+    build: PlanOptions | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
 ) -> StageResult:
@@ -86,19 +84,20 @@ def plan_stage(
 
     `bindings[k]` binds the inputs of stage k by name: `bindings[0]` every input of the model, later ones the results of the stages before
     (shapes of results of static stages are known and may be left out). A Binding with a value makes that input a constant of the plan.
-    `derived`: as of `stages.derive`. Raises what `inspect` raises, and RequestError where bindings do not fit.
+    `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
+    see `aspen_mp.planner.build`. `derived`: as of `stages.derive`. Raises what `inspect` raises, and RequestError where bindings do not
+    fit.
     """
-    options = options or Options()
     opened = _open(model, folder)
-    stage = stages.derive(opened, bindings, options.capacities, derived)
+    stage = stages.derive(opened, bindings, capacities or {}, derived)
     if stage.needs:
         return StageResult(stage.kind, [], [], stage.needs, True, None)
     opaque: list[tuple[str, str, str]] = []
     graph = stage.graph
     if stage.kind == "static":
-        graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
+        graph = lowered(graph, opened, [v.name for v in stage.outputs], request, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
     opaque += [(n.name, n.onnx_op, "results depend on data") for n in stage.graph.nodes if n.op == OPAQUE]
-    plan = _built(graph, workers, machine, options)
+    plan = _built(graph, workers, machine, request, build)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, plan, opaque)
 
 
@@ -110,7 +109,8 @@ def plan_bucket(
     *,
     workers: int,
     machine: Machine | None = None,
-    options: Options | None = None,
+    request: PlanRequest = PLAIN,
+    build: PlanOptions | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
     demand: Demand = "none",
@@ -121,9 +121,8 @@ def plan_bucket(
 
     Raises NoBucket where there is no such plan, and what `plan_stage` raises.
     """
-    options = options or Options()
     opened = _open(model, folder)
-    alike = _Alike(opened, bindings, bucket, options, stages.Derived() if derived is None else derived)
+    alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
     found: dict[int, tuple[stages.StageGraph, Graph]] = {}
     bucketed: BucketedGraph | None = None
     for extent in bucket.extents():
@@ -139,7 +138,7 @@ def plan_bucket(
     assert bucketed is not None
     bucketed.compare()
     stage, graph = found[bucket.most]
-    plan = _built(graph, workers, machine, options, bucketed)
+    plan = _built(graph, workers, machine, request, build, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, bucketed=bucketed)
@@ -154,17 +153,17 @@ def plan_within(
     *,
     workers: int,
     machine: Machine | None = None,
-    options: Options | None = None,
+    request: PlanRequest = PLAIN,
+    build: PlanOptions | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
 ) -> StageResult:
     """Plans one extent of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
     `plan_bucket`; raises the same."""
-    options = options or Options()
-    alike = _Alike(_open(model, folder), bindings, bucket, options, stages.Derived() if derived is None else derived)
+    alike = _Alike(_open(model, folder), bindings, bucket, request, stages.Derived() if derived is None else derived)
     alike.at(bucket.most)
     stage, graph = alike.at(extent)
-    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, _built(graph, workers, machine, options))
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, _built(graph, workers, machine, request, build))
 
 
 class _Alike:
@@ -172,10 +171,10 @@ class _Alike:
     decided once. The longest comes first. `bindings`: of the inputs there."""
 
     def __init__(
-        self, model: OnnxModel, bindings: Mapping[str, Binding], bucket: ShapeBucket, options: Options, derived: stages.Derived
+        self, model: OnnxModel, bindings: Mapping[str, Binding], bucket: ShapeBucket, request: PlanRequest, derived: stages.Derived
     ) -> None:
         self._model, self._bindings, self._bucket = model, bindings, bucket
-        self._options, self._derived = options, derived
+        self._request, self._derived = request, derived
         self._folding = BucketFolding()
         self._decided = Decided(strassen=[])
 
@@ -185,13 +184,13 @@ class _Alike:
         names = [v.name for v in stage.outputs]
         if extent == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
             typical = self._stage(self._bucket.typical)
-            lowered(typical.graph, self._model, names, self._options, decided=Decided(convolutions=self._decided.convolutions))
-        return stage, lowered(stage.graph, self._model, names, self._options, decided=self._decided)
+            lowered(typical.graph, self._model, names, self._request, decided=Decided(convolutions=self._decided.convolutions))
+        return stage, lowered(stage.graph, self._model, names, self._request, decided=self._decided)
 
     def _stage(self, extent: int) -> stages.StageGraph:
         bucket = self._bucket
         bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in self._bindings.items()}
-        stage = stages.derive(self._model, [bound], self._options.capacities, self._derived, bucket=self._folding)
+        stage = stages.derive(self._model, [bound], {}, self._derived, bucket=self._folding)
         if stage.kind != "static" or stage.more or stage.needs:
             raise NoBucket("shapes depend on values", elsewhere=False)
         self._folding.longest = False
@@ -202,9 +201,16 @@ def _inputs(graph: Graph) -> list[Value]:
     return [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
 
 
-def _built(graph: Graph, workers: int, machine: Machine | None, options: Options, bucketed: BucketedGraph | None = None) -> Plan:
+def _built(
+    graph: Graph,
+    workers: int,
+    machine: Machine | None,
+    request: PlanRequest,
+    build: PlanOptions | None,
+    bucketed: BucketedGraph | None = None,
+) -> Plan:
     try:
-        return build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning, bucketed=bucketed)
+        return build_plan(graph, workers=workers, machine=machine, options=build, planning=request.planning, bucketed=bucketed)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(
@@ -216,13 +222,13 @@ def lowered(
     graph: Graph,
     model: OnnxModel,
     names: list[str],
-    options: PassOptions,
+    request: PlanRequest,
     report: Report | None = None,
     decided: Decided | None = None,
 ) -> Graph:
     """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `decided`: by another graph of the same shape
     bucket."""
-    return pipeline.run(graph, PassRequest(options, model, names, report, decided or Decided()))
+    return pipeline.run(graph, PassRequest(request, model, names, report, decided or Decided()))
 
 
 def _open(model: ModelLike | OnnxModel, folder: str | None) -> OnnxModel:

@@ -12,7 +12,6 @@ from aspen_mp.cli import output, sources
 from aspen_mp.cli.output import count
 from aspen_mp.cli.plan import CoresOption, bindings_of, machines
 from aspen_mp.errors import UnsupportedModelError
-from aspen_mp.workers import _isa
 
 if TYPE_CHECKING:
     from aspen_mp.planner.coschedule.evaluate import Schedule
@@ -116,12 +115,13 @@ def _counts(text: str | None, models: int) -> list[int]:
 
 
 def _plan(model: str, machine: Machine, batch: int | None, seq: int | None, search: str) -> Plan:
+    from aspen_mp.control.planning import local_rates
     from aspen_mp.planner import api
 
     source = sources.resolve(model, batch, seq)
     opened = api.load(source.model if isinstance(source.model, str) else source.model.SerializeToString())
-    options = api.Options(strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes(), planning=sources.planning(search).checked())
-    result = api.plan_stage(opened, [bindings_of(opened, {}, batch, seq)], workers=len(machine), machine=machine, options=options)
+    request = api.PlanRequest(planning=sources.planning(search).checked(), instructions=local_rates.instructions())
+    result = api.plan_stage(opened, [bindings_of(opened, {}, batch, seq)], workers=len(machine), machine=machine, request=request)
     if result.plan is None or result.more:
         raise UnsupportedModelError(
             f"{source.label} is planned in stages while it runs, and only networks of one stage are planned together. "

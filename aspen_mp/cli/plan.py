@@ -15,7 +15,7 @@ from aspen_mp.cli import output, sources
 from aspen_mp.cli.output import mebibytes
 from aspen_mp.errors import UnsupportedModelError
 from aspen_mp.shm.words import a, count
-from aspen_mp.workers import _isa, topology
+from aspen_mp.workers import topology
 
 if TYPE_CHECKING:
     from aspen_mp.config import Profile
@@ -108,24 +108,18 @@ def plan(
     with output.progress(f"planning {source.label}", quiet=as_json):
         opened = api.load(source.model if isinstance(source.model, str) else source.model.SerializeToString())
         bindings = bindings_of(opened, shapes, batch, seq)
-        options = api.Options(
-            winograd=winograd is not False,
-            accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
-            strassen=_isa.vectors(),
-            sums_bytes=_isa.sums_bytes(),
-            bf16=rounded == "bf16" and _isa.sums_pairs(),
-            planning=planning,
-        )
+        level = sources.accuracy(accuracy) or chosen.models.accuracy
+        request = api.PlanRequest(rounded, winograd is not False, level, planning, instructions=local_rates.instructions())
         began = time.perf_counter()
         with reasons.recording(why is not None) as recorded:
-            result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
+            result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, request=request)
         seconds = time.perf_counter() - began
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
             raise UnsupportedModelError(
                 f"the values of {names} decide shapes, so this model is planned when it runs. See its plans with aspen-mp trace"
             )
-        serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
+        serial = api.plan_stage(opened, [bindings], workers=1, request=request).plan if len(machine) > 1 else result.plan
         op_cost.use(measured)
         plan, alone = result.plan.predicted_anew(), serial and serial.predicted_anew()
         report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=many))

@@ -12,7 +12,7 @@ from aspen_mp.planner import api
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.job.options import AUTOMATIC, Experiment
-from aspen_mp.workers import _isa, topology
+from aspen_mp.workers import topology
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -49,15 +49,15 @@ def machine_of(cpus: Sequence[int]) -> Machine:
     return Machine.of_speeds(topology.read().speeds(cpus), op_cost.rates())
 
 
-def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine, planning: Experiment = AUTOMATIC, *, fuse: bool = True) -> Plan:
+def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine, planning: Experiment = AUTOMATIC) -> Plan:
     """Return the plan that a runtime makes for inputs such as these arrays and cores of these speeds, predicted with the rates in use.
-    `fuse`: False leaves operators as they are, which no runtime does. ValueError: it takes values that are known at run time."""
+    ValueError: it takes values that are known at run time."""
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    options = api.Options(fuse=fuse, planning=planning, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes())
+    request = api.PlanRequest(planning=planning, instructions=local_rates.instructions())
     rates = local_rates.planning()[0]
     with counting_with(rates):
         machine = Machine.of_speeds([core.speed for core in machine.cores], rates)
-        plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
+        plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, request=request).plan
     if plan is None:
         raise ValueError(f"{model.graph.name} is planned in stages, with values that are known at run time")
     return plan.predicted_anew()

@@ -38,14 +38,14 @@ class Layers:
 
 def measure(case: Case, cores: Sequence[int]) -> Layers:
     """Plans a network twice: for a runtime on these CPUs, and layer by layer. Nothing runs."""
-    from aspen_mp.planner.job.options import UNSEARCHED
+    from aspen_mp.planner.job.options import Experiment
     from aspen_mp.tools.local_plans import calibrated, machine_of, planned
 
     model = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
     feeds = models.inputs(model)
     with calibrated():
         machine = machine_of(cores)
-        apart = planned(model, feeds, machine, UNSEARCHED, fuse=False).info
+        apart = planned(model, feeds, machine, Experiment(search="none", fuse=False)).info
         together = planned(model, feeds, machine).info
     nodes = {node.name for node in model.graph.node}  # other rows change a layout
     nodes -= {row.name for row in apart if not _is_optimisable(row)}  # a Gemm adds its bias by an element-wise kernel, too

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -63,12 +62,14 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
     `in_flight`: for how many requests at a time the tiles are cut; 1: for requests alone. More finish more of them, later each
     (`planner.tiling.teams`). A runtime sets it for models that are loaded for throughput.
+    `fuse`: whether operators are rewritten at all; False leaves each as it is.
     `stack_steps`: how many steps a sequence of a stack has at most (`planner.passes.depth_first`); None: as many as fit a cache.
     """
 
     tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
     barriers: bool = False
     stacks: bool = True
+    fuse: bool = True
     stack_steps: Annotated[int, msgspec.Meta(ge=2)] | None = None
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_FLIGHT)] = 1
 
@@ -80,26 +81,3 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
 
 AUTOMATIC = Experiment()
 UNSEARCHED = Experiment(search="none")
-
-
-@dataclass(frozen=True, slots=True)
-class PassOptions:
-    """What passes may do with a graph.
-
-    Args:
-        fuse: Whether operators are rewritten at all. False leaves each as it is.
-        winograd: Whether convolutions and products may be computed by algorithms of fewer multiplications.
-        accuracy: How much error such algorithms may add (`planner.cost.accuracy`).
-        strassen: The vectors for which products are computed by Strassen's algorithm. "": none is.
-        sums_bytes: Whether processors sum products of bytes in one instruction. Without it, convolutions of bytes are computed in f32.
-        bf16: Whether constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
-        planning: Whether layers may run depth first, and in how many steps.
-    """
-
-    fuse: bool = True
-    winograd: bool = True
-    accuracy: Accuracy = "default"
-    strassen: Vectors = "halved"
-    sums_bytes: bool = True
-    bf16: bool = False
-    planning: Experiment = UNSEARCHED

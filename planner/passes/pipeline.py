@@ -12,8 +12,8 @@ from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job import progress, reasons
-from aspen_mp.planner.job.options import PassOptions
 from aspen_mp.planner.job.reasons import NETWORK, Decision, Reason, Tried
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.ops import verify
@@ -43,17 +43,17 @@ Level = Literal["operators", "kernels"]
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The options that a pass needs. `without`: what to say of it where they do not hold."""
+    """What a pass needs to be asked for. `without`: what to say of it where they do not hold."""
 
-    holds: Callable[[PassOptions], bool]
+    holds: Callable[[PlanRequest], bool]
     without: str
 
 
-ALWAYS: Final = When(lambda options: True, "")
-FUSING: Final = When(lambda options: options.fuse, "operators are not rewritten")
-STACKING: Final = When(lambda options: options.fuse and options.planning.stacks, "layers are not run depth first")
-ROUNDING: Final = When(lambda options: options.bf16, "the precision is f32, or this machine has no instruction for bf16")
-FEWER_PRODUCTS: Final = When(lambda options: options.fuse and options.winograd and bool(options.strassen), "products are computed directly")
+ALWAYS: Final = When(lambda asked: True, "")
+FUSING: Final = When(lambda asked: asked.planning.fuse, "operators are not rewritten")
+STACKING: Final = When(lambda asked: asked.planning.fuse and asked.planning.stacks, "layers are not run depth first")
+ROUNDING: Final = When(lambda asked: asked.bf16, "the precision is f32, or this machine has no instruction for bf16")
+FEWER_PRODUCTS: Final = When(lambda asked: asked.planning.fuse and bool(asked.strassen), "products are computed directly")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ def _rewrite(run: Callable[[Graph], None], level: Level = "kernels") -> Pass:
 
 
 def _lower(graph: Graph, request: PassRequest) -> Graph:
-    options, decided = request.options, request.decided
-    how = {"winograd": options.winograd, "bf16": options.bf16}
+    asked, decided = request.asked, request.decided
+    how = {"winograd": asked.winograd, "bf16": asked.bf16}
     return lower(graph, request.model, request.report, **how, budget=decided.budget, convolutions=decided.convolutions)
 
 
 def _budget(graph: Graph, request: PassRequest) -> None:
-    request.decided.budget = accuracy.budget_of(graph, request.options.accuracy)
+    request.decided.budget = accuracy.budget_of(graph, request.asked.accuracy)
 
 
 def _stored_products(graph: Graph, request: PassRequest) -> None:
-    quantization.multiply_stored(graph, convolutions=request.options.sums_bytes)
+    quantization.multiply_stored(graph, convolutions=request.asked.instructions.sums_bytes)
 
 
 def _own_outputs(graph: Graph, request: PassRequest) -> None:
@@ -93,11 +93,11 @@ def _own_outputs(graph: Graph, request: PassRequest) -> None:
 
 def _depthwise(graph: Graph, request: PassRequest) -> None:
     """Convolutions of many channels are faster apart from what follows them where they multiply bf16."""
-    stacks.fuse_depthwise(graph, MOST_STACKED if request.options.bf16 else inf)
+    stacks.fuse_depthwise(graph, MOST_STACKED if request.asked.bf16 else inf)
 
 
 def _depth_first(graph: Graph, request: PassRequest) -> None:
-    depth_first.fuse_stacks(graph, request.options.planning.stack_steps)
+    depth_first.fuse_stacks(graph, request.asked.planning.stack_steps)
 
 
 def _strassen(graph: Graph, request: PassRequest) -> None:
@@ -106,7 +106,7 @@ def _strassen(graph: Graph, request: PassRequest) -> None:
         rule = "its rounding error is beyond the accuracy asked for"
         reasons.tell(lambda: Reason("algorithm", "direct sums", rule, tried=(Tried("Strassen's algorithm", rule),), node=NETWORK))
         return
-    found = strassen.use_strassen(graph, request.options.strassen, decided.strassen)
+    found = strassen.use_strassen(graph, request.asked.strassen, decided.strassen)
     if decided.strassen is not None and not decided.strassen:
         decided.strassen.extend(found)
 
@@ -154,11 +154,11 @@ def _left_out(step: Pass) -> Reason:
 
 
 def run(graph: Graph, request: PassRequest, passes: Sequence[Pass] = PASSES) -> Graph:
-    """The graph behind all passes whose options hold. It has been verified after each, where checks are on."""
+    """The graph behind all passes that are asked for. It has been verified after each, where checks are on."""
     for k, step in enumerate(passes):
         progress.at(f"rewriting {step.level}", k, len(passes))
         reasons.by(step.name)
-        if step.when.holds(request.options):
+        if step.when.holds(request.asked):
             graph = step.run(graph, request) or graph
             verify.check(graph, step.name, kernel_level=step.level == "kernels")
         elif step.decides is not None:

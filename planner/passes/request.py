@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aspen_mp.planner.cost.accuracy import UNLIMITED, Budget
 from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Node
-from aspen_mp.planner.job.options import PassOptions
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.lower.builder import Convolutions
 
 Report = Callable[[Node, str], None]
@@ -31,9 +31,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class PassRequest:
-    """`options`: what passes may do. `model`: where the graph comes from. `outputs`: the names of its outputs. `report`: see `Report`."""
+    """`asked`: how the model is to be planned. `model`: where the graph comes from. `outputs`: the names of its outputs. `report`: see
+    `Report`."""
 
-    options: PassOptions
+    asked: PlanRequest
     model: OnnxModel
     outputs: Sequence[str]
     report: Report | None = None

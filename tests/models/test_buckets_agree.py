@@ -11,10 +11,12 @@ import onnx
 import pytest
 from kernel_runner import WeightStore, nan_filled
 from onnx import TensorProto, helper, numpy_helper
+from plan_requests import plan_request
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import algorithms
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.plan.bucketed_graph import NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.workers._dse import PlanRunner
@@ -79,7 +81,7 @@ def check(
     most: int,
     extents: Sequence[int],
     workers: int = 2,
-    options: api.Options | None = None,
+    request: PlanRequest = api.PLAIN,
     rtol: float = 0.0,
 ) -> None:
     """`rtol`: how far results may be apart from those of a plan that knows nothing of the bucket. 0: they have the same bits, as those of a
@@ -93,13 +95,13 @@ def check(
         return {name: api.Binding(dtypes[name], shape, None) for name, shape in shapes(extent).items()}
 
     bucket = ShapeBucket(least, most, per)
-    found = api.plan_bucket(opened, bound(most), bucket, workers=workers, options=options)
+    found = api.plan_bucket(opened, bound(most), bucket, workers=workers, request=request)
     assert found.plan is not None
     store = WeightStore()
     bucketed = Runs(found.plan, store)
     for k, extent in enumerate(extents):
-        alone = api.plan_stage(opened, [bound(extent)], workers=workers, options=options).plan
-        within = api.plan_within(opened, bound(most), bucket, extent, workers=workers, options=options).plan if rtol else alone
+        alone = api.plan_stage(opened, [bound(extent)], workers=workers, request=request).plan
+        within = api.plan_within(opened, bound(most), bucket, extent, workers=workers, request=request).plan if rtol else alone
         assert alone is not None
         assert within is not None
         feeds = feeds_of(shapes(extent), dtypes, extent)
@@ -130,7 +132,7 @@ def test_text(name: str, dtype: str, least: int, most: int) -> None:
 @pytest.mark.parametrize("name", ["bert_base", "smollm2_135m"])
 def test_text_of_rounded_factors(name: str) -> None:
     model = models.build(name, symbolic=True, **models.miniature(name))
-    check(model, tokens()(model), 24, 31, [31, 24, 27], options=api.Options(bf16=True))
+    check(model, tokens()(model), 24, 31, [31, 24, 27], request=plan_request(bf16=True))
 
 
 def test_text_in_batches() -> None:

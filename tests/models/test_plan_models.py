@@ -62,7 +62,7 @@ class Runner:
 
 def planned(model: Any, feeds: dict[str, Any], workers: int, **options: Any) -> Plan:
     bindings = {name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}
-    result = api.plan_stage(model, [bindings], workers=workers, options=api.Options(build=PlanOptions(**options)))
+    result = api.plan_stage(model, [bindings], workers=workers, build=PlanOptions(**options))
     assert result.kind == "static"
     assert not result.more
     assert result.plan is not None

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -219,18 +219,17 @@ class Planner:
         self._derived = self._derived or stages.Derived()
         result, no_bucket = None, False
         if message.bucket is not None:
-            result, no_bucket = _of_bucket(model, bindings[0], message.bucket, machine, self._options_of(message), self._derived)
+            result, no_bucket = _of_bucket(model, bindings[0], message.bucket, **self._how(message, machine))
         if result is not None:
             # What the plan cache keeps is looked up by the bucket that it is for.
             message = msgspec.structs.replace(message, bucket=_made_bucket(result, message.bucket))
         else:
             message = msgspec.structs.replace(message, bucket=None)
-            options = self._options_of(message)
+            how = self._how(message, machine)
             if message.within is not None:
-                result = _within(model, bindings[0], message.within, machine, options, self._derived)
-            result = result or api.plan_stage(
-                model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived
-            )
+                result = _within(model, bindings[0], message.within, **how)
+            capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
+            result = result or api.plan_stage(model, bindings, capacities=capacities, **how)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [], no_bucket=no_bucket)
@@ -261,30 +260,26 @@ class Planner:
             self.keeper.write()
         return answer
 
-    def _options_of(self, message: PlanStage) -> api.Options:
-        """How the planner makes this plan. Its arena is reserved ahead where nothing is searched."""
-        from aspen_mp.planner import api
+    def _how(self, message: PlanStage, machine: Machine) -> dict[str, Any]:
+        """Arguments of the planner for this plan. Its arena is reserved ahead where nothing is searched."""
         from aspen_mp.planner.build import PlanOptions
 
         def sized(arena_bytes: int) -> None:
             if not _stays(message) and _spare(arena_bytes, message.spares) < 0:
                 self._ahead.begin(_roomy(arena_bytes))
 
-        mine = self._request
-        # Without a search there is one instance.
-        planning = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none", in_flight=1)
+        planning = self._request.planning
+        if not message.search:  # then there is one instance
+            planning = msgspec.structs.replace(planning, search="none", in_flight=1)
         if planning.longest_ms is None:
             planning = msgspec.structs.replace(planning, longest_ms=message.longest_ms)
-        return api.Options(
-            winograd=mine.winograd,
-            accuracy=mine.accuracy,
-            strassen=mine.strassen,
-            sums_bytes=mine.instructions.sums_bytes,
-            bf16=mine.bf16,
-            capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
-            planning=planning,
-            build=PlanOptions(sized=sized),
-        )
+        return {
+            "workers": len(machine),
+            "machine": machine,
+            "request": msgspec.structs.replace(self._request, planning=planning),
+            "build": PlanOptions(sized=sized),
+            "derived": self._derived,
+        }
 
     def _send(self, plan: Plan, message: PlanStage, side: ChildSide) -> int:
         """Sends the plan and its arenas. Returns which of the job's spare arenas it has instead; -1 for none."""
@@ -342,11 +337,10 @@ def _of_bucket(
     model: api.OnnxModel,
     bindings: Mapping[str, api.Binding],
     bucket: WantedBucket,
-    machine: Machine,
-    options: api.Options,
-    derived: stages.Derived,
+    **how: Any,
 ) -> tuple[api.StageResult | None, bool]:
-    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
+    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere.
+    `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
     larger = [(ends.least, ends.most) for ends in bucket.choices[:-1]]
@@ -354,10 +348,7 @@ def _of_bucket(
         wanted, longest = _longest(bindings, bucket, least, most)
         demand: api.Demand = "even" if (least, most) == bucket.wide else "busy" if (least, most) == bucket.broad else "none"
         try:
-            found = api.plan_bucket(
-                model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, demand=demand
-            )
-            return found, False
+            return api.plan_bucket(model, longest, wanted, demand=demand, **how), False
         except api.NoBucket as reason:
             if not reason.elsewhere and demand != "busy":  # where a broad bucket has none, a narrow one may have one
                 return None, True
@@ -370,18 +361,14 @@ def _within(
     model: api.OnnxModel,
     bindings: Mapping[str, api.Binding],
     bucket: WantedBucket,
-    machine: Machine,
-    options: api.Options,
-    derived: stages.Derived,
+    **how: Any,
 ) -> api.StageResult | None:
     """A plan for one extent of a bucket, that of `bindings`; None where there is none for the bucket, as this process sees it."""
     from aspen_mp.planner import api
 
     wanted, longest = _longest(bindings, bucket, bucket.least, bucket.most)
     try:
-        return api.plan_within(
-            model, longest, wanted, bucket.extent, workers=len(machine), machine=machine, options=options, derived=derived
-        )
+        return api.plan_within(model, longest, wanted, bucket.extent, **how)
     except api.NoBucket:
         return None
 

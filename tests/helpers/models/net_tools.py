@@ -10,6 +10,7 @@ import onnx
 from kernel_graphs import bind, run_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from plan_requests import plan_request
 
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.ir.graph import Graph, Node
@@ -60,7 +61,7 @@ class Net:
 def lowered(model: onnx.ModelProto, feeds: dict[str, Array]) -> Graph:
     opened = api.load(model)
     stage = stages.derive(opened, [bind(feeds)])
-    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
+    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], plan_request())
 
 
 def check(net: Net, *outputs: str, scale: float = 1.0, tolerance: float = 1e-5, reference: bool = False) -> list[Node]:
@@ -70,7 +71,7 @@ def check(net: Net, *outputs: str, scale: float = 1.0, tolerance: float = 1e-5, 
     feeds = {n: (net.rng.standard_normal(s) * scale).astype(net.dtype) for n, s in net.inputs.items()}
     feeds.update({n: net.rng.random(net.inputs[n]) < 0.7 for n in net.bools})
     opened = api.load(model)
-    plain = ReferenceEvaluator(model).run(None, feeds) if reference else run_model(opened, feeds, api.Options(fuse=False))
+    plain = ReferenceEvaluator(model).run(None, feeds) if reference else run_model(opened, feeds, plan_request(fuse=False))
     for want, got in zip(plain, run_model(opened, feeds), strict=True):
         assert got.dtype == want.dtype
         assert np.abs(got.astype(np.float64) - want).max() <= tolerance * max(np.abs(want).max(), 1.0)

@@ -11,6 +11,7 @@ from aspen_mp.planner import api, stages
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.ops.table import ELEMENTWISE, params
 from aspen_mp.shm import values
@@ -120,10 +121,9 @@ def _told(info: ValueInfo, value: Any) -> Any:
 
 
 def run_model(
-    model: OnnxModel, feeds: Mapping[str, Any], options: api.Options | None = None, counts: dict[str, int] | None = None
+    model: OnnxModel, feeds: Mapping[str, Any], request: PlanRequest = api.PLAIN, counts: dict[str, int] | None = None
 ) -> list[Any]:
     """All stages of a model, the way a client drives them. `counts` collects how often each kernel occurs."""
-    options = options or api.Options()
     held: dict[str, Any] = dict(feeds)
     for info in model.signature.inputs:
         if info.keys:
@@ -140,7 +140,7 @@ def run_model(
             continue
         names = [v.name for v in stage.outputs]
         if stage.kind == "static":
-            graph = api.lowered(stage.graph, model, names, options)
+            graph = api.lowered(stage.graph, model, names, request)
             results = run_graph(graph, held)
         else:
             graph = stage.graph

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from plan_requests import plan_request
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api, build
@@ -33,7 +34,7 @@ def test_steps_that_are_alike_change_no_plan(network: str, monkeypatch: pytest.M
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
 
     def planned() -> bytes:
-        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=AUTOMATIC)).plan
+        plan = api.plan_stage(model, bindings, workers=2, request=plan_request(planning=AUTOMATIC)).plan
         assert plan is not None
         return plan_file.dump(plan)
 

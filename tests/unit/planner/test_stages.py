@@ -314,7 +314,6 @@ def test_plans_of_all_stages() -> None:
 def test_capacities() -> None:
     nodes = [N("NonZero", ["x"], ["i"])]
     proto = model(nodes, {"x": (F, ["n", 4])}, {"i": I64})
-    options = api.Options(capacities={"i": 1 << 25})
-    planned = api.plan_stage(proto, [bind({"x": X})], workers=2, options=options)
+    planned = api.plan_stage(proto, [bind({"x": X})], workers=2, capacities={"i": 1 << 25})
     assert planned.plan is not None
     assert planned.plan.outputs[0].nbytes == 1 << 25

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from net_tools import Net
+from plan_requests import plan_request
 
 from aspen_mp.planner import api
 from aspen_mp.planner.job.options import Experiment
@@ -21,7 +22,7 @@ def blocks() -> tuple[Plan, dict[str, Any]]:
     z = net("Conv", net("Relu", y), net.weight(128, 256, 3, 3), pads=[1, 1, 1, 1])
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 64, 14, 14), dtype=np.float32)}
     bindings = [{"x": api.Binding(np.dtype(np.float32), (1, 64, 14, 14), None)}]
-    found = api.plan_stage(net.model(net("Sigmoid", z)), bindings, workers=2, options=api.Options(planning=Experiment(tiles=4)))
+    found = api.plan_stage(net.model(net("Sigmoid", z)), bindings, workers=2, request=plan_request(planning=Experiment(tiles=4)))
     assert found.plan is not None
     return found.plan, feeds
 

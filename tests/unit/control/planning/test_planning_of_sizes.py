@@ -19,6 +19,7 @@ from aspen_mp.control.memory import arenas_ahead
 from aspen_mp.control.memory.arenas_ahead import Ahead
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.build import PlanOptions
+from aspen_mp.planner.passes import pipeline
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
@@ -38,7 +39,7 @@ print(here.digest(here.plan_of(here.api.load(sys.argv[2]), here.stages.Derived()
 def plan_of(model: api.OnnxModel, derived: stages.Derived, height: int, width: int, options: PlanOptions | None = None) -> Plan:
     (image,) = model.signature.inputs
     bound = {image.name: api.Binding(np.dtype(np.float32), (1, 3, height, width))}
-    plan = api.plan_stage(model, [bound], workers=2, options=api.Options(build=options), derived=derived).plan
+    plan = api.plan_stage(model, [bound], workers=2, build=options, derived=derived).plan
     assert plan is not None
     return plan
 
@@ -74,8 +75,8 @@ def test_plans_do_not_depend_on_the_sizes_before(detector: Path) -> None:
 
 def test_weights_are_looked_at_once_for_all_sizes(detector: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[tuple[int, ...]]()
-    plain = api.accuracy.layer_of
-    monkeypatch.setattr(api.accuracy, "layer_of", lambda w: (looked.append(w.shape), plain(w))[1])
+    plain = pipeline.accuracy.layer_of
+    monkeypatch.setattr(pipeline.accuracy, "layer_of", lambda w: (looked.append(w.shape), plain(w))[1])
     model, derived = api.load(str(detector)), stages.Derived()
     for size in SIZES:
         plan_of(model, derived, *size)

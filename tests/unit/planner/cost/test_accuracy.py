@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from plan_requests import plan_request
 
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import accuracy
@@ -32,7 +33,7 @@ def chain(channels: int, size: int, layers: int = 3, kernel: tuple[int, int] = (
 def kernels(model: onnx.ModelProto, level: Accuracy, workers: int = 1) -> list[str]:
     opened = api.load(model.SerializeToString())
     bindings = {v.name: api.Binding(v.dtype, tuple(v.shape)) for v in opened.signature.inputs}
-    plan = api.plan_stage(opened, [bindings], workers=workers, options=api.Options(accuracy=level)).plan
+    plan = api.plan_stage(opened, [bindings], workers=workers, request=plan_request(accuracy=level)).plan
     assert plan is not None
     return [row.kernel for row in plan.info if row.kernel.startswith(("CONV", "WINO"))]
 

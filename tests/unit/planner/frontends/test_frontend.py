@@ -14,6 +14,7 @@ from bad_models import BAD, RELU, N, constant, conv, external, given, model, val
 from kernel_graphs import bind, run_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from plan_requests import plan_request
 
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.frontends import wire
@@ -31,7 +32,7 @@ def plan(source: Any) -> None:
     opened = api.load(source)
     feeds = {i.name: np.zeros([d if isinstance(d, int) else 1 for d in i.shape or ()], i.dtype) for i in opened.signature.inputs}
     stage = stages.derive(opened, [bind(feeds)])
-    api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
+    api.lowered(stage.graph, opened, [v.name for v in stage.outputs], plan_request())
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -12,6 +12,7 @@ from hypothesis import strategies as hs
 from kernel_graphs import run_model
 from onnx import helper
 from plan_executor import PlanExecutor
+from plan_requests import plan_request
 from small_graphs import random_grids
 from test_recurrent import GATES, NAMES, model, run, tensors
 
@@ -102,7 +103,7 @@ def stack(op: str, steps: int, batch: int, size: int, hidden: int, deep: int = 2
 def lowered(proto: onnx.ModelProto, shape: tuple[int, ...]) -> Graph:
     loaded = api.load(proto)
     stage = api.stages.derive(loaded, [{"x": Binding(np.dtype(np.float32), shape, None)}])
-    return api.lowered(stage.graph, loaded, [v.name for v in stage.outputs], api.Options())
+    return api.lowered(stage.graph, loaded, [v.name for v in stage.outputs], plan_request())
 
 
 def executed(plan: Any, x: Any, seed: int) -> list[Any]:

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from kernel_graphs import bind, run_graph
 from net_tools import Net
+from plan_requests import plan_request
 
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Experiment, PassOptions
+from aspen_mp.planner.job.options import Experiment
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.passes import pipeline
 from aspen_mp.planner.passes.request import Decided, PassRequest
 
-OPTIONS = PassOptions(accuracy="strict")
+STRICT = plan_request(accuracy="strict")
 OPTIONAL = [k for k, step in enumerate(pipeline.PASSES) if step.when in {pipeline.FUSING, pipeline.STACKING, pipeline.FEWER_PRODUCTS}]
 
 
@@ -34,12 +36,12 @@ def network() -> tuple[Net, list[str]]:
     return net, [net("LayerNormalization", summed, net.weight(32), net.weight(32), axis=-1), net("Identity", y)]
 
 
-def passed(net: Net, outputs: list[str], passes: Sequence[pipeline.Pass], options: PassOptions = OPTIONS) -> tuple[Graph, dict[str, Any]]:
+def passed(net: Net, outputs: list[str], passes: Sequence[pipeline.Pass], asked: PlanRequest = STRICT) -> tuple[Graph, dict[str, Any]]:
     """The kernel-level graph behind some passes, and inputs for it."""
     opened = api.load(net.model(*outputs))
     feeds = {name: net.rng.standard_normal(shape).astype(np.float32) for name, shape in net.inputs.items()}
     stage = stages.derive(opened, [bind(feeds)])
-    request = PassRequest(options, opened, [value.name for value in stage.outputs], decided=Decided())
+    request = PassRequest(asked, opened, [value.name for value in stage.outputs], decided=Decided())
     return pipeline.run(stage.graph, request, passes), feeds
 
 
@@ -53,23 +55,23 @@ def test_operators_come_before_kernels() -> None:
 def test_results_do_not_depend_on_an_optional_pass(left_out: int) -> None:
     """No pass needs another one that an option can switch off."""
     net, outputs = network()
-    plain, feeds = passed(net, outputs, pipeline.PASSES, PassOptions(fuse=False))
+    plain, feeds = passed(net, outputs, pipeline.PASSES, plan_request(fuse=False))
     graph, _ = passed(net, outputs, [step for k, step in enumerate(pipeline.PASSES) if k != left_out])
     for got, want in zip(run_graph(graph, feeds), run_graph(plain, feeds), strict=True):
         assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("options", "missing"),
+    ("asked", "missing"),
     [
-        (PassOptions(), {"bf16"}),
-        (PassOptions(bf16=True), set()),
-        (PassOptions(strassen="", bf16=True), {"Strassen's algorithm"}),
-        (PassOptions(winograd=False, bf16=True), {"Strassen's algorithm"}),
-        (PassOptions(planning=Experiment(stacks=False), bf16=True), {"depth first", "pointwise and depthwise"}),
+        (plan_request(), {"bf16"}),
+        (plan_request(bf16=True), set()),
+        (plan_request(strassen="", bf16=True), {"Strassen's algorithm"}),
+        (plan_request(winograd=False, bf16=True), {"Strassen's algorithm"}),
+        (plan_request(planning=Experiment(stacks=False), bf16=True), {"depth first", "pointwise and depthwise"}),
     ],
 )
-def test_options_decide_which_passes_run(options: PassOptions, missing: set[str]) -> None:
+def test_options_decide_which_passes_run(asked: PlanRequest, missing: set[str]) -> None:
     ran: set[str] = set()
 
     def watched(step: pipeline.Pass) -> pipeline.Pass:
@@ -80,7 +82,7 @@ def test_options_decide_which_passes_run(options: PassOptions, missing: set[str]
         return replace(step, run=run)
 
     net, outputs = network()
-    passed(net, outputs, list(map(watched, pipeline.PASSES)), options)
+    passed(net, outputs, list(map(watched, pipeline.PASSES)), asked)
     assert {step.name for step in pipeline.PASSES} - ran == missing
 
 

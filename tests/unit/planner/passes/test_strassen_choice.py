@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from net_tools import Net, lowered
+from plan_requests import plan_request
 
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import algorithms
@@ -74,7 +75,7 @@ def test_the_option() -> None:
     model = net.model(net("MatMul", "x", net.weight(512, 512)))
     bindings = [{"x": api.Binding(np.dtype(np.float32), (64, 512), None)}]
     for winograd, strassen in product((True, False), VECTORS):
-        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(winograd=winograd, strassen=strassen)).plan
+        plan = api.plan_stage(model, bindings, workers=2, request=plan_request(winograd=winograd, strassen=strassen)).plan
         assert plan is not None
         assert ("STRASSEN" in {row.kernel for row in plan.info}) == (winograd and strassen == "halved")
 

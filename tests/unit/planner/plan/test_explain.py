@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from graphs_by_hand import GraphBuilder
+from plan_requests import plan_request
 from small_graphs import attention, dense_block, residual_block
 
 from aspen_mp.bench import models
@@ -79,7 +80,7 @@ def test_stacks_of_a_batch_in_slices() -> None:
     images = 64
     model = models.build("mobilenet_v2", batch=images)
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
-    plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=AUTOMATIC)).plan
+    plan = api.plan_stage(model, bindings, workers=2, request=plan_request(planning=AUTOMATIC)).plan
     of_layer: dict[str, list[StackInfo]] = {}
     for row in plan.info:
         assert (row.stack is not None) == (row.kernel in STACKS)

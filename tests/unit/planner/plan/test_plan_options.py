@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs_by_hand import GraphBuilder
+from plan_requests import plan_request
 from small_graphs import attention, dense_block, residual_block
 from test_explain import big, wide
 
@@ -80,7 +81,7 @@ def test_layers_run_depth_first_unless_told_otherwise() -> None:
     model = models.build("mobilenet_v2", image=32)
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
     plannings = [Experiment(search="none", stacks=stacks) for stacks in (True, False)]
-    plans = [api.plan_stage(model, bindings, workers=1, options=api.Options(planning=planning)).plan for planning in plannings]
+    plans = [api.plan_stage(model, bindings, workers=1, request=plan_request(planning=planning)).plan for planning in plannings]
     counts = [sum(row.kernel in STACKS for row in plan.info) for plan in plans if plan is not None]
     assert counts[0] > 0 == counts[1]
     assert len(plans[1].info) >= len(plans[0].info) + counts[0]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kernel_graphs import bind
 from net_tools import Net
+from plan_requests import plan_request
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
@@ -17,31 +18,32 @@ from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.options import AUTOMATIC, Experiment
 from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
+from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.planner.plan import plan_file
 from aspen_mp.planner.plan.plan import OpInfo, Plan
 from aspen_mp.planner.plan.why import COSTLIEST, UnknownNode, Why, explained
 
 NETWORKS = ["resnet50", "bert_base", "mobilenet_v2", "phases", "pool_blocks", "gpt2", "smollm2_135m", "tcn", "unet"]
-WAYS = [api.Options(planning=AUTOMATIC), api.Options(bf16=True, accuracy="strict"), api.Options(fuse=False, winograd=False)]
-WAYS += [api.Options(planning=Experiment(in_flight=4)), api.Options(strassen="", planning=Experiment(stacks=False))]
+WAYS = [plan_request(planning=AUTOMATIC), plan_request(bf16=True, accuracy="strict"), plan_request(fuse=False, winograd=False)]
+WAYS += [plan_request(planning=Experiment(in_flight=4)), plan_request(strassen="", planning=Experiment(stacks=False))]
 CASES = [(network, WAYS[(k + by) % len(WAYS)]) for k, network in enumerate(NETWORKS) for by in (0, 2)]
 PRODUCTS = ("CONV", "WINO", "DWCONV", "PWDW", "GEMM", "BGEMM", "BCONV")
 
 
-def planned(model: Any, feeds: Any, options: api.Options, *, record: bool, workers: int = 4) -> tuple[Plan, list[Reason]]:
+def planned(model: Any, feeds: Any, asked: PlanRequest, *, record: bool, workers: int = 4) -> tuple[Plan, list[Reason]]:
     with reasons.recording(record) as recorded:
-        plan = api.plan_stage(model, [bind(feeds)], workers=workers, options=options).plan
+        plan = api.plan_stage(model, [bind(feeds)], workers=workers, request=asked).plan
     assert plan is not None
     return plan, recorded
 
 
-@pytest.mark.parametrize(("network", "options"), CASES)
-def test_every_op_has_reasons_and_plans_are_the_same(network: str, options: api.Options) -> None:
+@pytest.mark.parametrize(("network", "asked"), CASES)
+def test_every_op_has_reasons_and_plans_are_the_same(network: str, asked: PlanRequest) -> None:
     """Whether anybody asks or not. A reason names another choice, or the rule that left none."""
     model = models.build(network, **models.miniature(network))
     feeds = models.inputs(model)
-    silent, nothing = planned(model, feeds, options, record=False)
-    plan, recorded = planned(model, feeds, options, record=True)
+    silent, nothing = planned(model, feeds, asked, record=False)
+    plan, recorded = planned(model, feeds, asked, record=True)
     assert plan_file.dump(plan) == plan_file.dump(silent)
     assert nothing == []
     assert all(reason.choice and (reason.tried or reason.rule) for reason in recorded)
@@ -86,7 +88,7 @@ def test_reasons_of_nodes_that_became_one_op() -> None:
     net = Net(x=(1, 16, 14, 14))
     y = net("Relu", net("Add", net("Conv", "x", net.weight(32, 16, 1, 1)), net.weight(1, 32, 1, 1)))
     model = api.load(net.model(net("Reshape", y, net.constant(np.array([32, 196], np.int64)))))
-    plan, recorded = planned(model, {"x": np.ones(net.inputs["x"], np.float32)}, api.Options(), record=True)
+    plan, recorded = planned(model, {"x": np.ones(net.inputs["x"], np.float32)}, plan_request(), record=True)
     names = [node.name for node in model.proto.graph.node]
     found = [explained(plan.info, recorded, names, name) for name in names[:3]]
     assert found[0] == found[1] == found[2]
@@ -107,8 +109,8 @@ def test_a_choice_shows_what_it_was_compared_with() -> None:
     net = Net(x=(1, 128, 28, 28))
     model = api.load(net.model(net("Conv", "x", net.weight(128, 128, 3, 3), pads=[1, 1, 1, 1])))
     feeds = {"x": np.ones(net.inputs["x"], np.float32)}
-    for options, chosen in ((api.Options(), "Winograd"), (api.Options(winograd=False), "direct")):
-        _, recorded = planned(model, feeds, options, record=True)
+    for asked, chosen in ((plan_request(), "Winograd"), (plan_request(winograd=False), "direct")):
+        _, recorded = planned(model, feeds, asked, record=True)
         algorithm = next(reason for reason in recorded if reason.decision == "algorithm" and reason.node != NETWORK)
         assert algorithm.choice.startswith(chosen)
         assert algorithm.tried

@@ -12,6 +12,7 @@ from hypothesis import strategies as hs
 from kernel_graphs import run_graph
 from net_tools import Net, lowered
 from plan_executor import PlanExecutor, evaluate
+from plan_requests import plan_request
 from small_graphs import random_grids
 from test_plan_random import graphs
 
@@ -162,8 +163,8 @@ def batch_of_squeezenet() -> tuple[Any, dict[str, Any]]:
 def planned(model: Any, feeds: dict[str, Any], search: str, cores: str) -> Plan:
     machine = Machine.parse(cores)
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    options = api.Options(planning=Experiment(search=search))  # type: ignore[arg-type]
-    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
+    request = plan_request(planning=Experiment(search=search))  # type: ignore[arg-type]
+    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, request=request).plan
     assert plan is not None
     return plan
 

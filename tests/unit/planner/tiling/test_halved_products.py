@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from plan_requests import plan_request
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
@@ -18,7 +19,7 @@ def plan(network: str, workers: int, winograd: bool = True, **options: int) -> P
     model = models.build(network, **{**models.miniature(network), "layers": 1, **options})
     feeds = models.inputs(model)
     bindings = {name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}
-    found = api.plan_stage(model, [bindings], workers=workers, options=api.Options(winograd=winograd)).plan
+    found = api.plan_stage(model, [bindings], workers=workers, request=plan_request(winograd=winograd)).plan
     assert found is not None
     return found
 

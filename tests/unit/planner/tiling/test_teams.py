@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from graphs_by_hand import GraphBuilder
+from plan_requests import plan_request
 from small_graphs import residual_block
 
 from aspen_mp.bench import models
@@ -24,8 +25,8 @@ from aspen_mp.planner.tiling import search, teams
 def planned(name: str, machine: Machine, in_flight: int, effort: str = "quick") -> Plan:
     model = models.build(name)
     bindings = [{key: api.Binding(x.dtype, x.shape, None) for key, x in models.inputs(model).items()}]
-    options = api.Options(planning=Experiment(search=effort, in_flight=in_flight))  # type: ignore[arg-type]
-    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
+    request = plan_request(planning=Experiment(search=effort, in_flight=in_flight))  # type: ignore[arg-type]
+    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, request=request).plan
     assert plan is not None
     return plan
 

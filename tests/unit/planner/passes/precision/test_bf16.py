@@ -10,6 +10,7 @@ import pytest
 from kernel_graphs import bind, run_model
 from net_tools import Net
 from onnx import TensorProto
+from plan_requests import plan_request
 
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.cost import algorithms
@@ -24,14 +25,14 @@ NEAR = 3e-2
 def lowered(net: Net, *outputs: str, **options: Any) -> Graph:
     opened = api.load(net.model(*outputs))
     stage = stages.derive(opened, [bind({n: np.ones(s, np.float32) for n, s in net.inputs.items()})])
-    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options(bf16=True, **options))
+    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], plan_request(bf16=True, **options))
 
 
 def kernels(net: Net, *outputs: str, **options: Any) -> list[str]:
     """Those that multiply, after comparing results with those of exact factors."""
     model = net.model(*outputs)
     feeds = {n: net.rng.standard_normal(s).astype(np.float32) for n, s in net.inputs.items()}
-    want, found = run_model(api.load(model), feeds), run_model(api.load(model), feeds, api.Options(bf16=True, **options))
+    want, found = run_model(api.load(model), feeds), run_model(api.load(model), feeds, plan_request(bf16=True, **options))
     for y, w in zip(found, want, strict=True):
         assert np.abs(y - w).max() <= NEAR * np.abs(w).max()
     multiply = {"GEMM", "QNBITGEMM", "BGEMM", "QGEMM", "CONV", "BCONV", "DWCONV", "WINO", "PWDW"}

@@ -11,6 +11,7 @@ from graphs_by_hand import GraphBuilder
 from kernel_graphs import run_model
 from net_tools import Net, lowered
 from onnx import TensorProto
+from plan_requests import plan_request
 from small_graphs import products_of_bytes
 
 from aspen_mp.planner import api
@@ -56,7 +57,7 @@ def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = (), first: str 
             value.type.tensor_type.elem_type = TensorProto.INT32
     feeds = {n: net.rng.standard_normal(s).astype(np.float32) for n, s in net.inputs.items()}
     opened = api.load(model)
-    plain, fused = run_model(opened, feeds, api.Options(fuse=False)), run_model(opened, feeds)
+    plain, fused = run_model(opened, feeds, plan_request(fuse=False)), run_model(opened, feeds)
     for want, got in zip(plain, fused, strict=True):
         np.testing.assert_array_equal(got, want)
     nodes = [n for n in lowered(model, feeds).nodes if not n.op.startswith("view.")]

@@ -12,6 +12,7 @@ from contrib_tools import array, both
 from graphs_by_hand import GraphBuilder
 from kernel_graphs import bind, run_model
 from net_tools import Net, check, lowered, ops
+from plan_requests import plan_request
 from test_contrib_blocks import NAMES, weights
 
 from aspen_mp.bench import models
@@ -148,7 +149,7 @@ def test_products_of_onnxruntime(bits: int, zero: str) -> None:
     proto = both("MatMulNBits", NAMES, feeds, weights(bits, 70, 24, 32, zero), ["y"], alone=True, **attrs)
     opened = api.load(proto)
     stage = stages.derive(opened, [bind(feeds)])
-    nodes = [n for n in api.lowered(stage.graph, opened, ["y"], api.Options()).nodes if not n.op.startswith("view.")]
+    nodes = [n for n in api.lowered(stage.graph, opened, ["y"], plan_request()).nodes if not n.op.startswith("view.")]
     assert [n.op for n in nodes] == ["QNBITGEMM"]
     assert nodes[0].attrs["bits"] == (4 if bits == 4 else 8)
     assert nodes[0].attrs["zeros"] == (zero == "packed")
@@ -246,7 +247,7 @@ def sizes(model: Any, feeds: dict[str, Any]) -> tuple[int, dict[str, int]]:
     """Bytes of packed weights in a plan, and how many nodes of each kernel there are."""
     opened = api.load(model)
     stage = stages.derive(opened, [bind(feeds)])
-    graph = api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
+    graph = api.lowered(stage.graph, opened, [v.name for v in stage.outputs], plan_request())
     plan = build_plan(graph, workers=2, options=PlanOptions())
     validate(plan.segment())
     counts: dict[str, int] = {}

@@ -9,6 +9,7 @@ import pytest
 from kernel_graphs import run_model
 from net_tools import Net, check, lowered, ops
 from onnx import TensorProto
+from plan_requests import plan_request
 
 from aspen_mp.planner import api
 from aspen_mp.planner.ir.graph import Node
@@ -177,7 +178,7 @@ def test_processors_that_do_not_sum_bytes() -> None:
     y = net("Flatten", net("Conv", data(net, "x"), weight(net, 8, 6, 3, 3, axis=0)))
     model = net.model(net("MatMul", data(net, y, scale=0.2), weight(net, 72, 9)))
     counts: dict[str, int] = {}
-    run_model(api.load(model), {"x": np.ones((1, 6, 5, 5), np.float32)}, api.Options(sums_bytes=False), counts)
+    run_model(api.load(model), {"x": np.ones((1, 6, 5, 5), np.float32)}, plan_request(sums_bytes=False), counts)
     assert counts["QGEMM"] == 1
     assert "QCONV" not in counts
 
