@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,22 +10,17 @@ import numpy as np
 
 from aspen_mp.planner import stages
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.binding.folding import BucketFolding
 from aspen_mp.planner.frontends.networks import load
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
-from aspen_mp.planner.ir.graph import Graph, Node
-from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Experiment, Vectors
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import PassOptions
 from aspen_mp.planner.layout.storage import assign_storage
-from aspen_mp.planner.lower import lower
-from aspen_mp.planner.lower.builder import Convolutions
-from aspen_mp.planner.lower.registry import RULES
-from aspen_mp.planner.ops import verify
 from aspen_mp.planner.ops.spec import OPAQUE
-from aspen_mp.planner.passes import cleanup, pipeline, strassen, weight_prefetch
-from aspen_mp.planner.passes.precision import bf16, half_precision
+from aspen_mp.planner.passes import pipeline
+from aspen_mp.planner.passes.request import Decided, PassRequest, Report
 from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
@@ -39,24 +34,12 @@ Demand = Literal["none", "even", "busy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
-    `accuracy`: how much error such algorithms may add (`planner.accuracy`).
-    `strassen`: for which vectors products are computed by Strassen's algorithm; "": none is.
-    `sums_bytes`: whether processors sum products of bytes in one instruction; where they do not, convolutions of what is stored in bytes
-    are computed in f32. `pairs`: constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
-    `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
-    see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.job.options`."""
+class Options(PassOptions):
+    """How to plan. `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too
+    small. `build`: see `aspen_mp.planner.build`."""
 
-    fuse: bool = True
-    winograd: bool = True
-    accuracy: Accuracy = "default"
-    strassen: Vectors = "halved"
-    sums_bytes: bool = True
-    pairs: bool = False
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
-    planning: Experiment = UNSEARCHED
 
 
 @dataclass(slots=True)
@@ -194,8 +177,7 @@ class _Alike:
         self._model, self._bindings, self._bucket = model, bindings, bucket
         self._options, self._derived = options, derived
         self._folding = BucketFolding()
-        self._sevens: list[bool] = []
-        self._convolutions: Convolutions = []
+        self._decided = Decided(strassen=[])
 
     def at(self, extent: int) -> tuple[stages.StageGraph, Graph]:
         """The stage and its graph of kernels. NoBucket where shapes depend on values."""
@@ -203,8 +185,8 @@ class _Alike:
         names = [v.name for v in stage.outputs]
         if extent == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
             typical = self._stage(self._bucket.typical)
-            lowered(typical.graph, self._model, names, self._options, convolutions=self._convolutions)
-        return stage, lowered(stage.graph, self._model, names, self._options, sevens=self._sevens, convolutions=self._convolutions)
+            lowered(typical.graph, self._model, names, self._options, decided=Decided(convolutions=self._decided.convolutions))
+        return stage, lowered(stage.graph, self._model, names, self._options, decided=self._decided)
 
     def _stage(self, extent: int) -> stages.StageGraph:
         bucket = self._bucket
@@ -234,36 +216,13 @@ def lowered(
     graph: Graph,
     model: OnnxModel,
     names: list[str],
-    options: Options,
-    report: Callable[[Node, str], None] | None = None,
-    sevens: list[bool] | None = None,
-    convolutions: Convolutions | None = None,
+    options: PassOptions,
+    report: Report | None = None,
+    decided: Decided | None = None,
 ) -> Graph:
-    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `sevens`: for a shape bucket, which products
-    Strassen's algorithm computes where it is longest; an empty list for that graph itself, which fills it. `convolutions`: the same for
-    how convolutions are computed at a typical extent."""
-    half_precision.compute_in_f32(graph, RULES)
-    verify.check(graph, "half precision", kernel_level=False)
-    if options.fuse:
-        pipeline.onnx_level(graph, options.sums_bytes)
-    budget = accuracy.budget_of(graph, options.accuracy)
-    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs, budget=budget, convolutions=convolutions)
-    verify.check(kernels, "lowering", kernel_level=True)
-    cleanup.own_outputs(kernels, names)
-    cleanup.remove_dead(kernels)
-    verify.check(kernels, "clean-up", kernel_level=True)
-    if options.fuse:
-        pipeline.kernel_level(kernels, options.pairs, options.planning)
-    if options.pairs:
-        bf16.use_pairs(kernels)
-        verify.check(kernels, "products of pairs", kernel_level=True)
-    if options.fuse and options.winograd and options.strassen and budget.allows_sevens:
-        found = strassen.use_seven_products(kernels, options.strassen, sevens)
-        if sevens is not None and not sevens:
-            sevens.extend(found)
-        verify.check(kernels, "Strassen's products", kernel_level=True)
-    weight_prefetch.stream_weights(kernels)
-    return kernels
+    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs. `decided`: by another graph of the same shape
+    bucket."""
+    return pipeline.run(graph, PassRequest(options, model, names, report, decided or Decided()))
 
 
 def _open(model: ModelLike | OnnxModel, folder: str | None) -> OnnxModel:

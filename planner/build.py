@@ -17,8 +17,9 @@ from aspen_mp.planner.cost.cross_core_traffic import Flow
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.scratch_reuse import joined
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.job import progress
+from aspen_mp.planner.job import progress, reasons
 from aspen_mp.planner.job.options import UNSEARCHED, Experiment
+from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
@@ -127,14 +128,28 @@ def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experimen
         return storage, Found(choose_grids(storage, len(machine), planning.tiles)), machine
     if planning.search == "none":
         return storage, Found(choose_grids(storage, len(machine), longest=longest)), machine
-    others = [assign_storage(other) for other in in_slices(graph)] if slices else []
+    with reasons.trial():
+        others = [assign_storage(other) for other in in_slices(graph)] if slices else []
+        ends = [_finishes(one, machine, choose_grids(one, len(machine), longest=longest)) for one in (storage, *others)] if others else []
     if others:
-        ends = [_finishes(one, machine, choose_grids(one, len(machine), longest=longest)) for one in (storage, *others)]
         k = int(np.argmin(ends))
-        storage = others[k - 1] if ends[k] < (1 - WORTH_PARTS) * ends[0] else storage
+        gains = ends[k] < (1 - WORTH_PARTS) * ends[0]
+        storage = others[k - 1] if gains else storage
+        reasons.tell(partial(_split, [end * 1e-6 for end in ends], k if gains else 0))
+    elif slices:
+        rule = "no run of layers moves more than the caches hold"
+        reasons.tell(lambda: Reason("split", "whole batch", rule, tried=(Tried("slices of the batch", rule),), node=NETWORK))
     if planning.in_flight > 1:
         return storage, *teams.searched(storage, whole, machine, planning)
     return storage, search(storage, machine, planning.search, longest), machine
+
+
+def _split(ends: Sequence[float], k: int) -> Reason:
+    """Why the batch runs in slices, or whole. `ends`: milliseconds of the k-th way; the first is the whole batch."""
+    names = ["whole batch", *(f"slices of the batch, way {way}" for way in range(1, len(ends)))]
+    rule = "it takes longer" if k else f"it gains less than {WORTH_PARTS:.0%}"
+    tried = tuple([Tried(name, rule, end) for way, (name, end) in enumerate(zip(names, ends, strict=True)) if way != k])
+    return Reason("split", names[k], "least time", ends[k], "network", tried, node=NETWORK)
 
 
 def _team(storage: Storage, machine: Machine, planning: Experiment) -> Machine:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False
-"""The distributed scheduling engine for Python (dse.h), and a runner of single tiles. Documentation of names: _dse.pyi."""
+"""The distributed scheduling engine for Python (engine/loop.h), and a runner of single tiles. Documentation of names: _dse.pyi."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -12,7 +12,7 @@ from aspen_mp.shm.bindings._control import DOORBELL_BYTES, ROLES, check_magic
 from aspen_mp.shm.segments import CLIENTS_WRITE
 from aspen_mp.workers import _isa
 
-cdef extern from "dse.h" nogil:
+cdef extern from "engine/loop.h" nogil:
     enum:
         ASPEN_MAX_SEGMENTS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_WORKERS, ASPEN_MAX_WEIGHTS, ASPEN_RANK, ASPEN_LINE
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_ROLE_TRACE, ASPEN_ROLE_ARENA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS

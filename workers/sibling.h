@@ -1,4 +1,4 @@
-/* Forking a child for one's own parent: what it forks is the parent's to wait for, to be signalled about, and to die with. */
+/* Forks a child for one's own parent. The parent waits for it, hears of its end, and the child dies with the parent. */
 #ifndef ASPEN_SIBLING_H
 #define ASPEN_SIBLING_H
 #ifndef _GNU_SOURCE
@@ -11,9 +11,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As fork(), but the new process is a child of the caller's parent. For processes of one thread only: no lock can be held by another.
+/* Forks like fork(), but the new process is a child of the caller's parent. The caller must have one thread only, so that no other thread
+ * holds a lock.
  *
- * The C library keeps the thread's number where the kernel was told to clear it at the thread's end; the kernel writes the new one there. */
+ * The kernel clears a word at the thread's end, and the C library keeps the thread's number there. So the kernel writes the new number
+ * there, too. */
 static inline long aspen_fork_sibling(void) {
   unsigned long flags = CLONE_PARENT | SIGCHLD;
   int *tid = NULL;

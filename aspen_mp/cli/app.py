@@ -81,7 +81,7 @@ for _command, *_calls in (
     (launch.launch, "launch --name web --workers 4 --detach model.onnx"),
     (serve.serve, "serve model.onnx --port 8000", "serve models --watch --http-workers 4"),
     (run.run, "run zoo:resnet50 --random --check", "run model.onnx --input x=x.npy --output results"),
-    (plan.plan, "plan model.onnx --explain --measure", "plan model.onnx --cores 8P+8E"),
+    (plan.plan, "plan model.onnx --explain --measure", "plan model.onnx --why", "plan model.onnx --cores 8P+8E"),
     (coplan.coplan, "coplan zoo:resnet50 zoo:bert_base --cores 8P+8E", "coplan a.onnx b.onnx --objective throughput -o timeline.svg"),
     (manage.status, "status --name web --json"),
     (top.top, "top --name web --interval 2"),
@@ -93,4 +93,4 @@ for _command, *_calls in (
     (manage.stop, "stop --name web --drain"),
     (doctor.doctor, "doctor", "doctor --calibrate"),
 ):
-    app.command(epilog=options.examples(*_calls))(_command)
+    app.command(cls=options.Command, epilog=options.examples(*_calls))(_command)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from aspen_mp.client.arguments import MOST_CPU, MOST_WORKERS
 from aspen_mp.control.wire import run_directory
@@ -16,6 +17,19 @@ from aspen_mp.workers import topology
 def examples(*calls: str) -> str:
     """What stands below the help of a command: how it is called, one example a line. `calls`: without the name of the program."""
     return "\n\n".join(f"{'Or' if k else 'Example'}: aspen-mp {call}" for k, call in enumerate(calls))
+
+
+class Command(TyperCommand):
+    """A command, of which some options may stand without their value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives those an empty value where another option follows, or nothing."""
+        known = {name for param in self.params if str(getattr(param, "metavar", "")).startswith("[") for name in param.opts}
+        full: list[str] = []
+        for k, word in enumerate(args):
+            bare = word in known and (k + 1 == len(args) or args[k + 1].startswith("-"))
+            full.append(f"{word}=" if bare else word)
+        return super().parse_args(ctx, full)
 
 
 def named(name: str | None) -> str | None:

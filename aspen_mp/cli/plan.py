@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.api import Binding, OnnxModel, StageResult
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.planner.job.reasons import Reason
     from aspen_mp.planner.plan.explain import Prediction
     from aspen_mp.planner.plan.plan import Plan
 
@@ -54,6 +55,15 @@ def plan(
         bool,
         typer.Option("--explain", help="Print a row for each op: kernel, tiles, cost. Ops without a kernel are marked. Then stacks."),
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            "--why",
+            metavar="[NODE]",
+            help="Print the decisions about a node of the model: what else was tried, its predicted cost, and the rule that rejected it. "
+            "Without NODE, of the ten costliest.",
+        ),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Also run the tiles here, one by one, and print each op's time beside its prediction."),
@@ -79,6 +89,7 @@ def plan(
     from aspen_mp.control.planning import local_rates
     from aspen_mp.planner import api
     from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.job import reasons
     from aspen_mp.planner.job.request import instances_for
     from aspen_mp.planner.plan.explain import predict
 
@@ -102,11 +113,12 @@ def plan(
             accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
-            pairs=rounded == "bf16" and _isa.sums_pairs(),
+            bf16=rounded == "bf16" and _isa.sums_pairs(),
             planning=planning,
         )
         began = time.perf_counter()
-        result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
+        with reasons.recording(why is not None) as recorded:
+            result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
         seconds = time.perf_counter() - began
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
@@ -119,6 +131,8 @@ def plan(
         report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=many))
         report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
         report["shared"] = result.plan.metadata.get("shared")
+    if why is not None:
+        report["why"] = _why(plan, recorded, opened, why)
     if file is not None:
         from aspen_mp.planner.plan import plan_file
 
@@ -130,7 +144,42 @@ def plan(
     if as_json:
         output.emit_json(report)
     else:
+        if why is not None:
+            _show_reasons(report["why"])
         _show(report, explain or measure)
+
+
+def _why(plan: Plan, recorded: list[Reason], model: OnnxModel, node: str) -> dict[str, Any]:
+    """The reasons for a plan, as plain values. `node`: which is asked for; "": the costliest."""
+    from aspen_mp.planner.plan.why import UnknownNode, explained
+
+    names = [proto.name or next(filter(None, proto.output), "") for proto in model.proto.graph.node]
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(explained(plan.info, recorded, names, node), enc_hook=float)
+    except UnknownNode as error:
+        raise typer.BadParameter(str(error), param_hint="--why") from None
+    return found
+
+
+def _show_reasons(why: dict[str, Any]) -> None:
+    """A table for each node, and one for the whole network."""
+    for node in why["nodes"]:
+        took = "no op" if node["predicted_ms"] is None else f"{', '.join(node['kernels'])}, {node['predicted_ms']:.3f} ms on one core"
+        _reasons_table(f"{' + '.join(node['nodes'])}: {took}", node["reasons"])
+    _reasons_table("the whole network", why["network"])
+
+
+def _reasons_table(title: str, reasons: list[dict[str, Any]]) -> None:
+    def ms(cost: float | None) -> str:
+        return "" if cost is None else f"{cost:.4f}"
+
+    rows = []
+    for reason in reasons:
+        choice = f"{reason['op']}: {reason['choice']}" if reason["op"] else reason["choice"]
+        rows.append([reason["decision"], choice, ms(reason["ms"]), reason["measure"], reason["rule"]])
+        rows += [["", f"not {other['choice']}", ms(other["ms"]), "", other["rule"]] for other in reason["tried"]]
+    output.table(title, ["decision", "choice", "ms", "of", "because"], rows, right=(2,))
+    output.out.print()
 
 
 def bindings_of(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:

@@ -50,7 +50,7 @@ def optimize(
     Raises:
         ImportError: PyTorch is not installed.
         TypeError: `module` is no module.
-        UnsupportedModelError: A parameter is not on the CPU.
+        UnsupportedModelError: A tensor of the module is not on the CPU or has no values, or the module is one of TorchScript.
     """
     _need_torch()
     from aspen_mp.torch import compiled, optimized
@@ -61,7 +61,7 @@ def optimize(
 
 
 def explain(module: Any, *inputs: Any, **keywords: Any) -> Explanation:
-    """Say what of a PyTorch module would run in a runtime, by running it once in PyTorch.
+    """Say what of a PyTorch module would run in a runtime, by running it once in PyTorch, in evaluation mode and without gradients.
 
     Args:
         module: A `torch.nn.Module` or a function.
@@ -73,6 +73,7 @@ def explain(module: Any, *inputs: Any, **keywords: Any) -> Explanation:
 
     Raises:
         ImportError: PyTorch is not installed.
+        UnsupportedModelError: As of `optimize`.
     """
     _need_torch()
     from aspen_mp.torch import explanation

@@ -56,6 +56,8 @@ def compile_module(
         meter: What adds up the work of calls.
     """
     check_devices(example_inputs)
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in example_inputs):
+        return module.forward
     differentiable = needs_gradients(example_inputs)
     if differentiable and not recompute:
         warn_of_gradients()
@@ -131,13 +133,14 @@ def constant_places() -> list[int]:
 def compiled(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
     """A function that runs a graph of ATen operators: in the runtime as far as it can. PyTorch runs one that no rule foresaw."""
     try:
-        return _in_runtime(module, constants, options)
+        return in_runtime(module, constants, options)
     except Exception as error:
-        log.warning("a graph stays with PyTorch: %s: %s", type(error).__name__, " ".join(str(error).split())[:300])
+        log.warning("a graph stays with PyTorch: %s", refusals.said(error)[:300])
         return module.forward  # type: ignore[no-any-return]
 
 
-def _in_runtime(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
+def in_runtime(module: fx.GraphModule, constants: Sequence[int], options: Options) -> Callable[..., Any]:
+    """The same, but a fault of a rule is raised."""
     imported = import_graph(module.graph, constants, share=True)
     if not imported.unsupported:
         if partition.size(module.graph.nodes) < options.fewest:

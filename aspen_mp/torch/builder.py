@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, wraps
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
 from onnx import AttributeProto, NodeProto, TensorProto
+from onnx.defs import OpSchema, get_schema
+from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.registry import Unsupported
 
+OPSET: Final = 23
 ONNX_TYPES: Final[dict[Any, int]] = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -40,6 +45,7 @@ NUMPY_TYPES: Final[dict[Any, np.dtype[Any]]] = {
     torch.bool: np.dtype(np.bool_),
 }
 INT64: Final = torch.int64
+HALVES: Final = (torch.float16, torch.bfloat16)
 _REPEATED: Final = {"Add": "Add", "Mul": "Mul", "Max": "Max", "Min": "Min"}
 _FLOORS: Final = {"FloorDiv", "CleanDiv"}
 _MODULI: Final = {"Mod", "PythonMod"}
@@ -50,6 +56,11 @@ _KINDS: Final = {
     float: AttributeProto.FLOAT,
     str: AttributeProto.STRING,
 }
+
+
+AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
+Types = tuple[int | None, ...]
+"""Element types of a node's values; None for one that is left out."""
 
 
 class Value(NamedTuple):
@@ -81,6 +92,10 @@ class Builder:
         self.made: dict[str, NodeProto] = {}
         self.sources: dict[Any, Value] = {}
         """Symbol of a size → the int64 [1] value that has it."""
+        self.fixed: set[str] = set()
+        """Values that are constants of the model: parameters and buffers."""
+        self.wide = False
+        """Whether the present rule computes halves in float32."""
         self._label = ""
         self._rule = ""
         self._count = 0
@@ -98,7 +113,8 @@ class Builder:
 
     @property
     def dtype(self) -> Any:
-        return self.out.dtype
+        """The type of the result; float32 for halves within rules that are computed `in_float32`."""
+        return torch.float32 if self.wide else self.out.dtype
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -123,6 +139,9 @@ class Builder:
         self, op: str, inputs: Sequence[Value | None], dtypes: Sequence[Any], shapes: Sequence[Sequence[Any]] | None = None, **attrs: Any
     ) -> list[Value]:
         """One node with an output for each of `dtypes`; None for one that is left out."""
+        kinds = [tuple(None if dtype is None else ONNX_TYPES[dtype] for dtype in each) for each in (_dtypes(inputs), dtypes)]
+        if (fault := type_fault(op, *kinds)) is not None:
+            raise Unsupported(fault)
         node = NodeProto(op_type=op)
         names = ["" if value is None else value.name for value in inputs]
         while names and not names[-1]:
@@ -146,7 +165,9 @@ class Builder:
     # ---- constants
 
     def constant(self, value: Any, dtype: Any) -> Value:
-        """A constant: a number, nested lists or an array, of a dtype of PyTorch's."""
+        """A constant: a number, nested lists or an array, of a dtype of PyTorch's. Unsupported where it cannot hold the number."""
+        if not holds(value, dtype):
+            raise Unsupported(f"{value} in {dtype}")
         key = (type(value), value, dtype) if isinstance(value, int | float) else None
         if key is not None and not math.isnan(value) and (value or str(value)[0] != "-"):
             found = self._known.get(key)
@@ -266,11 +287,12 @@ class Builder:
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         plain = [sizes.plain(dim) for dim in shape]
         symbolic = [place for place, dim in enumerate(plain) if not isinstance(dim, int)]
-        if len(symbolic) == 1 and -1 not in plain and 0 not in plain:
+        empty = any(sizes.same(dim, 0) for dim in plain)
+        if len(symbolic) == 1 and not any(sizes.same(dim, -1) for dim in plain) and not empty:
             target = self.ints([-1 if place == symbolic[0] else dim for place, dim in enumerate(plain)])
         else:
             target = self.ints(plain)
-        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if 0 in plain else None)
+        return self.emit("Reshape", value, target, shape=shape, allowzero=1 if empty else None)
 
     def transpose(self, value: Value, perm: Sequence[int]) -> Value:
         if list(perm) == list(range(len(perm))):
@@ -281,6 +303,35 @@ class Builder:
         return self.emit("Expand", value, self.ints(shape), shape=shape)
 
 
+def in_float32(rule: AnyRule) -> AnyRule:
+    """Have a rule of several nodes compute float16 and bfloat16 in float32. Its result is rounded once, as by PyTorch's kernels."""
+
+    @wraps(rule)
+    def widened(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        dtype = (b.out[0] if isinstance(b.out, tuple | list) else b.out).dtype
+        if dtype not in HALVES:
+            return rule(b, *args, **kwargs)
+
+        def wide(value: Any) -> Any:
+            return b.cast(value, torch.float32) if isinstance(value, Value) and value.dtype in HALVES else value
+
+        args, kwargs = pytree.tree_map(wide, (args, kwargs), is_leaf=lambda value: isinstance(value, Value))
+        b.wide = True
+        try:
+            found = rule(b, *args, **kwargs)
+        finally:
+            b.wide = False
+        if isinstance(found, Value):
+            return b.cast(found, dtype)
+        return tuple(value if value is None else b.cast(value, dtype) for value in found)
+
+    return cast("AnyRule", widened)
+
+
+def _dtypes(values: Sequence[Value | None]) -> list[Any]:
+    return [None if value is None else value.dtype for value in values]
+
+
 def _attribute(node: NodeProto, key: str, value: Any) -> None:
     attribute = node.attribute.add(name=key)
     kind = _KINDS.get(type(value))
@@ -289,6 +340,8 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
         if kind == AttributeProto.INT:
             attribute.i = int(value)
         elif kind == AttributeProto.FLOAT:
+            if not math.isfinite(value):
+                raise Unsupported(f"{node.op_type}: {key} is {value}")
             attribute.f = value
         else:
             attribute.s = value.encode()
@@ -301,8 +354,18 @@ def _attribute(node: NodeProto, key: str, value: Any) -> None:
     elif all(isinstance(item, float) for item in value):
         attribute.type = AttributeProto.FLOATS
         attribute.floats.extend(value)
+    elif all(isinstance(item, str) for item in value):
+        attribute.type = AttributeProto.STRINGS
+        attribute.strings.extend(item.encode() for item in value)
     else:
         raise Unsupported(f"{node.op_type}: {key} depends on a size that is not fixed")
+
+
+def holds(value: Any, dtype: Any) -> bool:
+    """Whether a number of Python's is within the range of a dtype of floats. Integers wrap, as PyTorch's do."""
+    if not isinstance(value, int | float) or not dtype.is_floating_point or not math.isfinite(value):
+        return True
+    return bool(abs(value) <= torch.finfo(dtype).max)
 
 
 def static(values: Iterable[Any], what: str) -> list[int]:
@@ -316,3 +379,41 @@ def static(values: Iterable[Any], what: str) -> list[int]:
 def positive(dim: int, rank: int) -> int:
     """A dimension counted from the front."""
     return dim + rank if dim < 0 else dim
+
+
+# ---- types that ONNX's operators take
+
+
+@cache
+def type_fault(op: str, inputs: Types, outputs: Types) -> str | None:
+    """Return what is wrong with a node that has values of these types; None where ONNX allows it."""
+    schema = get_schema(op, OPSET)
+    if not schema.min_input <= len(inputs) <= schema.max_input:
+        return f"ONNX's {op} does not take {len(inputs)} inputs"
+    bound: dict[str, str] = {}
+    return _mismatch(op, schema.inputs, inputs, bound) or _mismatch(op, schema.outputs, outputs, bound)
+
+
+def _mismatch(op: str, formal: Sequence[Any], actual: Types, bound: dict[str, str]) -> str | None:
+    """Parameters that name one type variable have one type."""
+    for parameter, code in zip(_repeated(formal), actual, strict=False):
+        if code is None:
+            continue
+        word = _word(code)
+        same = parameter.is_homogeneous and parameter.type_str in bound and bound[parameter.type_str] != word
+        if word not in parameter.types or same:
+            return f"ONNX's {op} does not take {parameter.name} of {word[7:-1]}"
+        bound[parameter.type_str] = word
+    return None
+
+
+def _repeated(formal: Sequence[Any]) -> Iterator[Any]:
+    """The parameters of a schema, the last again and again where it stands for any number."""
+    last = formal[-1:]
+    more = last if last and last[0].option == OpSchema.FormalParameterOption.Variadic else []
+    return chain(formal, *(repeat(parameter) for parameter in more))
+
+
+@cache
+def _word(code: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(code).lower()})"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.errors import RuntimeLost, UnsupportedModelError
 from aspen_mp.torch import watching, weights
 from aspen_mp.torch.builder import NUMPY_TYPES
 from aspen_mp.torch.importer import Imported, Input, View, import_graph
@@ -72,7 +72,7 @@ class _Variant:
         self.references: list[Any] = []
         watched = watching.watch(args, self.watched)
         self.holds, self.changed = watched.holds, watched.changed
-        self.feeds = [(item.name, item.place, feed(item)) for item in imported.inputs]
+        self.feeds = [(item.name, item.place, _feed_of(item, args[item.place])) for item in imported.inputs]
         self.results = [result(output) for output in imported.outputs]
 
 
@@ -86,10 +86,10 @@ class Compiled:
     """
 
     def __init__(self, graph: fx.Graph, constants: Sequence[int], options: Options, imported: Imported | None = None) -> None:
-        self._graph = graph
+        self.graph = graph
         self._constants = list(constants)
         self._options = options
-        self._imported = imported if imported is not None else import_graph(graph, constants, share=True)
+        self.imported = imported if imported is not None else import_graph(graph, constants, share=True)
         self._rows = separable(graph)
         self._history = History()
         self._variants: dict[tuple[Any, ...], _Variant] = {}
@@ -134,7 +134,7 @@ class Compiled:
             return variant
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_stamp(args[constant.place]) for constant in self._imported.constants if constant.place >= 0)
+        return tuple(_stamp(args[constant.place]) for constant in self.imported.constants if constant.place >= 0)
 
     def _note_changes(self, before: _Variant | None, args: tuple[Any, ...]) -> None:
         """Forgets a model whose constants have changed in place; those that have done so often become inputs."""
@@ -150,12 +150,14 @@ class Compiled:
         """These are no constants any more."""
         if places:
             self._constants = [place for place in self._constants if place not in places]
-            self._imported = import_graph(self._graph, self._constants, share=True)
+            self.imported = import_graph(self.graph, self._constants, share=True)
             self._variants.clear()
             self._last = None
 
     def _load(self, args: tuple[Any, ...]) -> _Variant:
-        imported = self._imported
+        imported = self.imported
+        if imported.unsupported:  # once a constant has become an input
+            raise UnsupportedModelError("; ".join(sorted(set(imported.unsupported.values()))))
         tensors = {
             constant.name: constant.tensor if constant.tensor is not None else args[constant.place] for constant in imported.constants
         }
@@ -166,7 +168,8 @@ class Compiled:
         return _Variant(model, imported, args, self._rows, self._history)
 
     def _watch(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> None:
-        """Addresses of tensors that have gone may be another tensor's tomorrow: with any of them its model goes."""
+        """Memory of tensors that has gone may be another tensor's tomorrow: with any of it its model goes. Weak references are to the
+        memory: `torch.utils.swap_tensors` refuses tensors that have some."""
         mine = weakref.ref(self)
 
         def gone(_: Any) -> None:
@@ -175,7 +178,7 @@ class Compiled:
                 compiled._variants.pop(key, None)
                 compiled._last = None
 
-        self._variants[key].references = [weakref.ref(tensor, gone) for tensor in tensors]
+        self._variants[key].references = [weakref.ref(tensor.untyped_storage(), gone) for tensor in tensors]
 
 
 def _stamp(tensor: Any) -> tuple[int, int, int]:
@@ -216,6 +219,14 @@ def _connected(name: str, connect: Callable[[str], Runtime]) -> Runtime:
 # ---- arguments and results
 
 
+def _feed_of(item: Input, example: Any) -> Feed:
+    """The same, where operators of PyTorch give another type than they say they do. Statistics of a batch in halves are an example."""
+    found = feed(item)
+    if item.is_size or example.dtype == item.dtype:
+        return found
+    return lambda tensor: found(tensor.to(item.dtype))
+
+
 def feed(item: Input) -> Feed:
     """What turns an argument into the array of a request."""
     if item.is_size:
@@ -235,13 +246,13 @@ def _ordered(tensor: Any, order: tuple[int, ...] | None) -> Any:
 
 def result(output: Any) -> Callable[[Any, Any], Any]:
     """What finds a result among those of a request and the call's arguments."""
-    name, order, place, number = output.name, output.order, output.place, output.number
+    name, order, place, number, view = output.name, output.order, output.place, output.number, output.view
     if number is not None:
         return lambda results, args: number(args)
+    if view is not None:
+        return _part(name, view) if place < 0 else lambda results, args: _viewed(args[place], view, args)
     if place >= 0:
         return lambda results, args: args[place]
-    if output.view is not None:
-        return _part(name, output.view)
     back = None if order is None else [order.index(axis) for axis in range(len(order))]
 
     def found(results: Any, args: Any) -> Any:
@@ -258,9 +269,13 @@ def _part(name: str, view: View) -> Callable[[Any, Any], Any]:
         whole = results[name]
         if not isinstance(whole, torch.Tensor):
             whole = results[name] = tensor_of(whole)
-        return whole.as_strided(view.size(args), view.stride(args), view.offset(args))
+        return _viewed(whole, view, args)
 
     return found
+
+
+def _viewed(tensor: Any, view: View, args: Any) -> Any:
+    return tensor.as_strided(view.size(args), view.stride(args), tensor.storage_offset() + view.offset(args))
 
 
 def tensor_of(array: Any) -> Any:

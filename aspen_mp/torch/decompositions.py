@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from aspen_mp.torch import encoder_layers
+from aspen_mp.torch.layers import encoder
 
 KEPT: Final = [
     "gelu",
@@ -111,6 +111,8 @@ KEPT: Final = [
     "expand_copy",
 ]
 """Operators with rules of their own, though PyTorch could express them by simpler ones."""
+LEFT: Final = ["unfold_backward"]
+"""Operators without rules that stay whole all the same: PyTorch takes them apart into a thousand others. `torch.istft` calls them."""
 
 
 @cache
@@ -118,18 +120,18 @@ def table() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions into core operators, without `KEPT`, and our own."""
     from torch._decomp import core_aten_decompositions
 
-    kept = set(KEPT)
+    kept = {*KEPT, *LEFT}
     found: dict[Any, Callable[..., Any]] = {
         operator: function
         for operator, function in core_aten_decompositions().items()
         if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
     }
-    for name in kept:
+    for name in KEPT:
         if "upsample" in name:
             packet = getattr(torch.ops.aten, name)
             found[packet.vec] = _by_size(packet.default)
-    found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder_layers.encoder_layer
-    found[torch.ops.aten._native_multi_head_attention.default] = encoder_layers.multi_head_attention
+    found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder.encoder_layer
+    found[torch.ops.aten._native_multi_head_attention.default] = encoder.multi_head_attention
     return found
 
 

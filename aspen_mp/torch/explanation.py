@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,12 +16,14 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from aspen_mp.torch import backend, decompositions, partition
-from aspen_mp.torch.importer import import_graph, operator_name
-from aspen_mp.torch.optimized import original
+from aspen_mp.torch import backend, decompositions, optimized, partition, refusals, work
+from aspen_mp.torch.compiled import Compiled, Options
+from aspen_mp.torch.importer import import_graph, operator_name, value_info
+from aspen_mp.torch.work import Meter
 
 _BREAKS = ("graph_break", "unimplemented")
 """What Dynamo counts its reasons under; the second since PyTorch 2.10."""
+_SMALL = "PyTorch is done sooner: the call is of little work"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -36,15 +41,25 @@ class Row:
 
 @dataclass(slots=True)
 class Explanation:
-    """What `explain` found. `rows`: every operator; `breaks`: why Dynamo has cut the module into several graphs."""
+    """What `explain` found.
+
+    Attributes:
+        rows: Every operator.
+        graphs: The number of graphs.
+        breaks: Why Dynamo has cut the module into several graphs.
+        training: Whether the module is in training mode. The rows then say what runs where in evaluation mode.
+    """
 
     rows: list[Row] = field(default_factory=list)
     graphs: int = 0
     breaks: list[str] = field(default_factory=list)
+    training: bool = False
 
     def __str__(self) -> str:
         ours = sum(row.where == "aspen_mp" for row in self.rows)
         lines = [f"{len(self.rows)} operators in {self.graphs} graphs: {ours} in aspen_mp, {len(self.rows) - ours} in PyTorch"]
+        if self.training:
+            lines.append("the module is in training mode: PyTorch runs it until module.eval() is called. In evaluation mode:")
         lines += [f"graph break: {reason}" for reason in self.breaks]
         head = ("graph", "node", "operator", "source", "where", "why not")
         cells = [head, *((str(r.graph), r.node, r.operator, r.source, r.where, r.why) for r in self.rows)]
@@ -55,40 +70,99 @@ class Explanation:
 
 def explain(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Explanation:
     """See `aspen_mp.explain`."""
-    found = Explanation()
-    function = original(module) if isinstance(module, torch.nn.Module) else module
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    for kind in _BREAKS:
-        counters[kind].clear()
-    with torch.no_grad():
-        torch.compile(function, backend=_looker(found))(*inputs, **keywords)
-    found.breaks = [str(reason).splitlines()[0] for kind in _BREAKS for reason in counters[kind]]
-    torch._dynamo.reset()
+    is_module = isinstance(module, torch.nn.Module)
+    if is_module:
+        optimized.check(module)
+    found = Explanation(training=is_module and module.training)
+    forward = module.__dict__.get("forward") if is_module else None
+    options = forward.options if isinstance(forward, optimized.Forward) else Options()
+    meter, before = Meter(), _reasons()
+    with torch.no_grad(), _evaluated(module if found.training else None):
+        run = optimized.compiled(module, backend=_looker(found, options, meter))
+        _, small = meter.is_small(lambda: run(*inputs, **keywords))
+    if small and is_module and options.by_work and optimized.sizes_of([*inputs, dict(keywords)]) is not None:
+        found.rows = [replace(row, where="PyTorch", why=row.why or _SMALL) for row in found.rows]
+    found.breaks = [str(reason).partition("\n")[0] for reason in _reasons() - before]
     return found
 
 
-def _looker(found: Explanation) -> Callable[..., Any]:
+@contextmanager
+def _evaluated(module: torch.nn.Module | None) -> Iterator[None]:
+    """Put a module into evaluation mode for a while. Its own `eval` and `train` may do more than that, and are not called."""
+    modes = [(part, part.training) for part in module.modules()] if module is not None else []
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _reasons() -> Counter[Any]:
+    """How often Dynamo has given each reason for a graph break."""
+    return sum((Counter(torch._dynamo.utils.counters[kind]) for kind in _BREAKS), Counter())
+
+
+def _looker(found: Explanation, options: Options, meter: Meter) -> Callable[..., Any]:
     """A backend that looks at graphs and leaves them to PyTorch."""
 
     def look(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
-            _note(found, graph)
-            return make_boxed_func(graph.forward)
+            takes = work.of(graph.graph, module.graph)
+            _note(found, graph, options, _SMALL if options.by_work and work.is_small(takes) else "")
+            return make_boxed_func(meter.watched(graph.forward, graph.graph, takes))
 
         return aot_autograd(fw_compiler=compile_graph, decompositions=decompositions.table())(module, example_inputs)
 
     return look
 
 
-def _note(found: Explanation, module: fx.GraphModule) -> None:
-    imported = import_graph(module.graph, backend.constant_places())
+def _note(found: Explanation, module: fx.GraphModule, options: Options, small: str) -> None:
     number, found.graphs = found.graphs, found.graphs + 1
+    reasons = _Reasons(module, options, small)
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem or not _gives_tensors(node):
             continue
-        why = imported.unsupported.get(node, "")
+        why = reasons.of(node)
         found.rows.append(Row(number, node.name, operator_name(node.target), source_of(node), "PyTorch" if why else "aspen_mp", why))
+
+
+class _Reasons:
+    """Why nodes of a graph stay with PyTorch, as the backend decides it."""
+
+    def __init__(self, module: fx.GraphModule, options: Options, small: str) -> None:
+        constants = backend.constant_places()
+        self.whole = small
+        self.unsupported: Mapping[fx.Node, str] = {}
+        self.inside: set[str] = set()
+        self.alone = f"its block has fewer than {options.fewest} operators, or needs a size that only PyTorch knows"
+        try:
+            self.unsupported = import_graph(module.graph, constants).unsupported
+            copied = fx.GraphModule(module, copy.deepcopy(module.graph))  # cutting a graph changes it
+            blocks = partition.blocks_of(backend.in_runtime(copied, constants, options))
+            self.inside = {node.name for block in blocks for node in block.graph.nodes}
+            for block in blocks:
+                _check(block)
+        except Exception as error:  # the backend leaves such a graph to PyTorch, and so do calls
+            self.whole = refusals.said(error)
+
+    def of(self, node: fx.Node) -> str:
+        """Empty where a runtime runs the node."""
+        return self.unsupported.get(node) or self.whole or ("" if node.name in self.inside else self.alone)
+
+
+def _check(block: Compiled) -> None:
+    """Raise what the planner would raise at the first call. Constants are declared like inputs, without their data."""
+    from aspen_mp.planner.frontends import onnx
+
+    imported = block.imported
+    proto = copy.deepcopy(imported.proto)
+    placeholders = [node for node in block.graph.nodes if node.op == "placeholder"]
+    for constant in imported.constants:
+        tensor = placeholders[constant.place].meta["val"] if constant.tensor is None else constant.tensor
+        proto.graph.input.append(value_info(constant.name, tensor.dtype, tensor.shape))
+    onnx.load(proto.SerializeToString())
 
 
 def _gives_tensors(node: fx.Node) -> bool:

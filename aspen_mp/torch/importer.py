@@ -19,10 +19,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from aspen_mp.torch import operators, sizes
-from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, Builder, Value
+from aspen_mp.torch.builder import INT64, NUMPY_TYPES, ONNX_TYPES, OPSET, Builder, Value
 from aspen_mp.torch.registry import REFUSED, RULES, Rule, Unsupported
 
-OPSET: Final = 23
 IR_VERSION: Final = 11
 _SIZES: Final = {"sym_size.int", "sym_numel.default", "sym_stride.int", "sym_storage_offset.default"}
 FIXED: Final = {"_assert_tensor_metadata.default", "sym_constrain_range.default", "sym_constrain_range_for_size.default"}
@@ -55,7 +54,8 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which elements of memory a tensor has, as for `torch.as_strided`: each a function of the call's arguments."""
+    """Which elements of a tensor's memory another has, as for `torch.as_strided`: each a function of the call's arguments. `offset` counts
+    from the tensor's first element."""
 
     size: Callable[[Any], tuple[int, ...]]
     stride: Callable[[Any], tuple[int, ...]]
@@ -64,8 +64,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result: ONNX output `name`, whose axes stand in `order`, or of its memory what `view` says; or placeholder `place`; or a number
-    computed from arguments."""
+    """A result: ONNX output `name`, whose axes stand in `order`; or placeholder `place`; or of the memory of either what `view` says; or a
+    number computed from arguments."""
 
     name: str = ""
     order: tuple[int, ...] | None = None
@@ -105,7 +105,8 @@ def import_graph(graph: fx.Graph, constants: Collection[int] = (), *, outputs: b
     Returns:
         The model. Its `proto` is of no use where `unsupported` names nodes.
     """
-    return _Importer(graph, frozenset(constants), share).run(outputs)
+    with sizes.undecided(graph):
+        return _Importer(graph, frozenset(constants), share).run(outputs)
 
 
 class _Importer:
@@ -169,6 +170,7 @@ class _Importer:
         value = Value(node.name, fake.dtype, shape)
         if place in self.constant_places:
             self.constants.append(Constant(node.name, place))
+            self.builder.fixed.add(node.name)
             self.values[node] = value
             return
         order = memory_order(fake)
@@ -202,6 +204,7 @@ class _Importer:
             self.unsupported[node] = f"an attribute of type {type(owner).__name__}"
             return
         self.constants.append(Constant(node.name, -1, owner))
+        self.builder.fixed.add(node.name)
         self.values[node] = Value(node.name, owner.dtype, tuple(owner.shape))
 
     # ---- nodes
@@ -237,8 +240,11 @@ class _Importer:
                 raise Unsupported(f"tensors of {value.dtype}")
         try:
             result = rule(self.builder, *args, **kwargs)
-        except (TypeError, ValueError, IndexError, AssertionError, KeyError) as error:
-            raise Unsupported(f"arguments that the rule of {name} does not know: {type(error).__name__}: {error}") from error
+        except Unsupported:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise Unsupported(f"arguments that the rule of {name} does not know: {type(error).__name__}: {reason}") from error
         if isinstance(result, Value):
             return Value(result.name, out.dtype, tuple(out.shape))
         return tuple(None if v is None else Value(v.name, fake.dtype, tuple(fake.shape)) for v, fake in zip(result, out, strict=False))
@@ -287,12 +293,18 @@ class _Importer:
         return Output(result.name, order)
 
     def _shared(self, value: fx.Node, number: int) -> Output:
-        """A result that shares memory with others."""
+        """A result that shares memory with others, or with an input."""
         maker, fake = self.makers[value], value.meta["val"]
-        if maker not in self.made:
-            self.made[maker] = self._tensor_output(maker, number)
-        offset = sizes.function(sizes.expression(fake.storage_offset()), self.finders)
-        return replace(self.made[maker], view=View(self._numbers(fake.shape), self._numbers(fake.stride()), offset))
+        begin = fake.storage_offset()
+        if maker in self.places:
+            begin = begin - maker.meta["val"].storage_offset()
+            output = Output(place=self.places[maker])
+        else:
+            if maker not in self.made:
+                self.made[maker] = self._tensor_output(maker, number)
+            output = self.made[maker]
+        offset = sizes.function(sizes.expression(begin), self.finders)
+        return replace(output, view=View(self._numbers(fake.shape), self._numbers(fake.stride()), offset))
 
     def _numbers(self, given: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:
         """Sizes as a function of the call's arguments."""
@@ -369,8 +381,10 @@ def _as_if(node: fx.Node, out: Any) -> Any:
 
 
 def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Of each result that shares memory with another result of the graph, the node that has made that memory. PyTorch itself sees to those
-    that share an input's."""
+    """Of each result that is a view, the input or the node that has made its memory: of an input, of another result, of fewer elements.
+
+    PyTorch makes views of inputs anew. Where sizes vary, it takes the strides of what it gets.
+    """
     makers: dict[int, fx.Node] = {}
     for node in graph.nodes:
         if (memory := memory_of(node)) is not None:
@@ -378,8 +392,20 @@ def makers_of_shared(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         elif node.op == "output":
             results = [(result, memory_of(result)) for result in pytree.tree_leaves(node.args[0]) if isinstance(result, fx.Node)]
     times = Counter(memory for _, memory in results)
-    found = {result: makers[memory] for result, memory in results if memory is not None and times[memory] > 1}
-    return {result: maker for result, maker in found.items() if maker.op == "call_function" and _is_whole(maker.meta["val"])}
+    found = {}
+    for result, memory in results:
+        maker = None if memory is None else makers[memory]
+        if maker is None or maker.meta["val"].dtype != result.meta["val"].dtype:
+            continue
+        computed = maker.op == "call_function" and _is_whole(maker.meta["val"])
+        if (maker.op == "placeholder" and result is not maker) or (computed and (times[memory] > 1 or _repeats(result.meta["val"]))):
+            found[result] = maker
+    return found
+
+
+def _repeats(fake: Any) -> bool:
+    """Whether a tensor has elements of its memory several times."""
+    return any(sizes.same(stride, 0) and not sizes.same(n, 1) for stride, n in zip(fake.stride(), fake.shape, strict=True))
 
 
 def memory_of(node: fx.Node) -> int | None:
@@ -403,20 +429,13 @@ def _is_whole(fake: Any) -> bool:
 
 
 def memory_order(fake: Any) -> tuple[int, ...] | None:
-    """The axes of a tensor from the outermost in memory to the innermost; None for the usual order, and for tensors that are not dense."""
-    if fake.dim() < 2:
+    """The axes of a tensor from the outermost in memory to the innermost; None for the usual order, and where elements share memory."""
+    moving = [axis for axis, n in enumerate(fake.shape) if sizes.hint(n) != 1]
+    strides = [sizes.hint(n) for n in fake.stride()]
+    if any(sizes.hint(n) == 0 for n in fake.shape) or any(strides[axis] == 0 for axis in moving):
         return None
-    shape, strides = [sizes.hint(n) for n in fake.shape], [sizes.hint(n) for n in fake.stride()]
-    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    expected = 1
-    for axis in reversed(order):
-        if shape[axis] != 1 and strides[axis] != expected:
-            return None
-        expected *= shape[axis]
-    moving = [axis for axis in order if shape[axis] != 1]
-    if moving == sorted(moving) or 0 in shape:
-        return None
-    return tuple(order)
+    order = sorted(range(fake.dim()), key=lambda axis: (-strides[axis], axis))
+    return None if [axis for axis in order if axis in moving] == moving else tuple(order)
 
 
 def value_info(name: str, dtype: Any, shape: Sequence[Any]) -> ValueInfoProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final
@@ -11,8 +12,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from aspen_mp.shm.errors import UnsupportedModelError
 from aspen_mp.torch import backend
-from aspen_mp.torch.compiled import Options, start_early
+from aspen_mp.torch.compiled import MOST_VARIANTS, Options, start_early
+from aspen_mp.torch.layers import recurrent
 from aspen_mp.torch.work import Meter
 
 _MOST_SIZES: Final = 1024
@@ -23,8 +26,39 @@ def optimize(module: nn.Module, options: Options, dynamic: bool | None) -> None:
     """See `aspen_mp.optimize`."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"optimize takes a torch.nn.Module, not {type(module).__name__}")
-    backend.check_devices([*module.parameters(), *module.buffers()])
+    check(module)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            raise UnsupportedModelError(
+                f"tensor {name!r} of {type(module).__name__} is on device meta and has no values. Load the weights before you optimize the "
+                "module: module.to_empty(device='cpu'), then module.load_state_dict(weights)"
+            )
     module.forward = Forward(module, options, dynamic)
+
+
+def check(module: nn.Module) -> None:
+    """UnsupportedModelError where Dynamo cannot trace the module, or a tensor of it is on another device."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} is a module of TorchScript, which PyTorch's compiler does not trace. Give the module that it was "
+            "made of"
+        )
+    backend.check_devices([*module.parameters(), *module.buffers()])
+
+
+def region() -> dict[str, Any]:
+    """Arguments of `torch.compile` for a module of ours. Its graphs are counted apart from those of other modules with the same code, and
+    it has more of them than PyTorch's limit of 8. Older versions of PyTorch know neither argument."""
+    known = inspect.signature(torch.compile).parameters
+    return {name: value for name, value in (("recompile_limit", MOST_VARIANTS), ("isolate_recompiles", True)) if name in known}
+
+
+def compiled(module: nn.Module | Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A module or a function as `torch.compile` makes it of these options."""
+    if not isinstance(module, nn.Module):
+        return torch.compile(module, **options, **region())  # type: ignore[no-any-return]
+    function = recurrent.kept_whole(module, original(module))
+    return recurrent.allowed(module, torch.compile(function, **options, **region()))
 
 
 def original(module: nn.Module) -> Callable[..., Any]:
@@ -59,9 +93,9 @@ class Forward:
         try:
             sizes = tuple([value.shape for value in args])  # the usual case: tensors, by their places
         except AttributeError:
-            sizes = _sizes_of(args)
+            sizes = sizes_of(args)
         if kwargs:
-            sizes = _sizes_of([*sizes, kwargs]) if sizes is not None else None
+            sizes = sizes_of([*sizes, kwargs]) if sizes is not None else None
         small = self._small.get(sizes)
         if small:
             plain = type(module).forward.__get__(module) if self.before is None else self.before
@@ -88,8 +122,8 @@ class Forward:
     def _run(self) -> Callable[..., Any]:
         if self._compiled is None:
             start_early(self.options, self.module.parameters())  # Dynamo traces for a second or more
-            backend = functools.partial(_backend, self.options, self._meter)
-            self._compiled = torch.compile(original(self.module), backend=backend, dynamic=self.dynamic)
+            options = {"of": self.options, "meter": self._meter, "traces": Counter()}
+            self._compiled = compiled(self.module, backend=_backend, options=options, dynamic=self.dynamic)
         return self._compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
@@ -104,19 +138,38 @@ def _is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _backend(options: Options, meter: Meter, module: Any, example_inputs: Any) -> Any:
-    return backend.compile_module(module, example_inputs, options, recompute=True, meter=meter)
+# Of backends without a name Dynamo keeps weak references to parameters, and `torch.utils.swap_tensors` refuses these.
+@torch._dynamo.register_backend(name="aspen_mp_optimize", tags=("experimental",))  # type: ignore[untyped-decorator]
+def _backend(module: Any, example_inputs: Any, *, options: dict[str, Any]) -> Any:
+    """Options: "of": the module's; "meter": what adds up the work of its calls; "traces": how often each piece of its code was traced."""
+    of, traces = options["of"], options["traces"]
+    traced = torch._guards.CompileContext.current_compile_id()
+    if traced is not None and traced.frame_id is not None:
+        traces[traced.frame_id] += 1
+        _warn_of_limits(of.name, traces[traced.frame_id], traced.frame_compile_id or 0)
+    return backend.compile_module(module, example_inputs, of, recompute=True, meter=options["meter"])
 
 
-def _sizes_of(value: Any) -> Any:
+def _warn_of_limits(name: str, mine: int, others: int) -> None:
+    """Say that a piece of code will not be traced again: `mine` times it was for one module, `others` before in the whole process."""
+    config = torch._dynamo.config
+    if mine >= region().get("recompile_limit", config.recompile_limit) or others + 1 >= config.accumulated_recompile_limit:
+        backend.once(
+            "limits",
+            f"aspen_mp.optimize: PyTorch's compiler has traced the code of {name} {max(mine, others + 1)} times and will not do so again. "
+            "Calls with other sizes or values of arguments run in eager PyTorch",
+        )
+
+
+def sizes_of(value: Any) -> Any:
     """What decides how much work a call is: the sizes of tensors, and whole numbers. None where an argument is of another kind."""
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, tuple | list):
-        found = tuple([_sizes_of(item) for item in value])
+        found = tuple([sizes_of(item) for item in value])
         return None if None in found else found
     if isinstance(value, dict):
-        return _sizes_of([*value, *value.values()])
+        return sizes_of([*value, *value.values()])
     return value if isinstance(value, int | str) else _NO_SIZE if value is None or isinstance(value, float) else None
 
 

@@ -47,7 +47,7 @@ def with_pytorch(run: Callable[..., Any], module: fx.GraphModule) -> Callable[..
             return run(*args)
         except _UNLOADABLE as error:
             stays = not isinstance(error, ResourceLimitError)  # other sizes may be within the limits
-            log.warning("a graph stays with PyTorch: %s: %s", type(error).__name__, " ".join(str(error).split()))
+            log.warning("a graph stays with PyTorch: %s", said(error))
             return eager()(*args)
         except RequestError as error:
             if type(error) is not RequestError:  # a full queue, a deadline, a cancelled request, workers that died
@@ -61,6 +61,11 @@ def with_pytorch(run: Callable[..., Any], module: fx.GraphModule) -> Callable[..
         return results
 
     return call
+
+
+def said(error: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _log_once(module: fx.GraphModule, refusal: RequestError) -> None:

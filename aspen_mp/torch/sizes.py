@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import fx
 
 from aspen_mp.torch.registry import Unsupported
+
+_SILENT: Final = logging.Logger("silent", logging.CRITICAL + 1)
+
+
+@contextmanager
+def undecided(graph: fx.Graph) -> Iterator[None]:
+    """Within this context, a question to a size whose answer would restrict it raises an error: `if n == 7`, `int(n)`, `min(n, 7)`.
+
+    PyTorch would note the answer as a guard, and compile the graph again for the next size. Versions that lack the switch still do.
+    """
+    modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in graph.nodes)
+    environment = next((mode.shape_env for mode in modes if mode is not None), None)
+    if environment is None or not hasattr(environment, "error_on_new_guards"):
+        yield
+        return
+    log, environment.log = environment.log, _SILENT  # which would say that a question failed
+    try:
+        with environment.error_on_new_guards():
+            yield
+    finally:
+        environment.log = log
 
 
 def plain(value: Any) -> Any:
@@ -27,6 +50,11 @@ def expression(value: Any) -> Any:
     """A number, or sympy's expression of a SymInt or SymFloat."""
     value = plain(value)
     return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat) else value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal whatever the sizes of inputs."""
+    return bool(expression(a) == expression(b))
 
 
 def is_size(value: Any) -> bool:

@@ -162,7 +162,7 @@ class Splitting:
 def splitting(separable: Separable | None, imported: Imported, history: History) -> Splitting | None:
     """Return how a model's calls are split, or None where they never are."""
     read = {item.place for item in imported.inputs}
-    if separable is None or not separable.inputs & read or any(output.view for output in imported.outputs):
+    if separable is None or not separable.inputs & read or any(output.view and output.name for output in imported.outputs):
         return None
     return Splitting(separable, imported, history)
 

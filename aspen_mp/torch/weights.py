@@ -35,7 +35,7 @@ _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _DOC = b"\x0a", b"\x10", b"\x42", b"\x4a", 
 _ALIGN: Final = 64
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""Tensors that are views of a file that a runtime holds, by their identities."""
+"""Memory of tensors that are views of a file that a runtime holds, by its address."""
 
 
 def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], release: bool = False, **options: Any) -> Model:
@@ -57,7 +57,9 @@ def load(runtime: Runtime, imported: Imported, tensors: Mapping[str, Any], relea
     if file.fd >= 0:  # kept, to load the model again if the runtime is lost
         _share(model, file)
     if release:
-        _release(model, {name: (tensor, places[name]) for name, tensor in tensors.items() if _views.get(id(tensor)) is not tensor})
+        _release(
+            model, {name: (tensor, places[name]) for name, tensor in tensors.items() if tensor.untyped_storage().data_ptr() not in _views}
+        )
     return model
 
 
@@ -86,7 +88,8 @@ def _release(model: Model, tensors: Mapping[str, tuple[Any, int]]) -> None:
         if tensor.numel():
             flat = torch.from_numpy(np.frombuffer(pages, np.uint8, tensor.numel() * tensor.element_size(), place))
             tensor.data = flat.view(tensor.dtype).view(tensor.shape)
-            _views[id(tensor)] = tensor
+            memory = tensor.untyped_storage()
+            _views[memory.data_ptr()] = memory
 
 
 def written(imported: Imported, tensors: Mapping[str, Any], places: dict[str, int]) -> Iterator[bytes | memoryview]:

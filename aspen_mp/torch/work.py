@@ -12,6 +12,7 @@ from torch import fx
 
 from aspen_mp.torch import partition, sizes
 from aspen_mp.torch.importer import operator_name
+from aspen_mp.torch.layers import recurrent
 from aspen_mp.torch.registry import Unsupported
 
 SMALL: Final = 45_000_000
@@ -20,6 +21,9 @@ _OPERATOR: Final = 3_000_000
 _FLOP: Final = 25
 _ELEMENT: Final = 300
 """Picoseconds that eager PyTorch takes on one core of 2024: for an operator, and for each of these that it computes."""
+_LSTM: Final = 19
+_GRU_STEP: Final = 3
+"""Operators of PyTorch that a layer of LSTM takes as long as, and a step of GRU."""
 _SUMMED: Final = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1}
 """Of each product, the argument whose last axis is summed over."""
 
@@ -34,6 +38,7 @@ def of(graph: fx.Graph, captured: fx.Graph) -> Any:
     working = [node for node in graph.nodes if partition.computes(node) and isinstance(node.meta.get("val"), torch.Tensor)]
     called = sum(node.op in ("call_function", "call_method") for node in captured.nodes)
     total: Any = _OPERATOR * min(len(working), called)
+    total += sum(_recurrent(node) for node in graph.nodes if operator_name(node.target) in recurrent.OPERATORS)
     for node in working:
         total += node.meta["val"].numel() * (_ELEMENT + _FLOP * _flops(node))
     return total
@@ -55,6 +60,18 @@ def _flops(node: fx.Node) -> Any:
     if "attention" in name:
         return 4 * _shape(node, 1)[-2]
     return 0
+
+
+def _recurrent(node: fx.Node) -> Any:
+    """The picoseconds of a recurrent layer. LSTM has one operator in PyTorch; of the others, each step has some."""
+    name = operator_name(node.target).split(".")[1]
+    y = node.args[0].meta["val"]
+    layers = node.args[4] * (2 if node.args[7] else 1)
+    steps = y.shape[1 if node.args[8] else 0]
+    operators = layers * (_LSTM if name == "lstm" else steps * (_GRU_STEP if name == "gru" else 1))
+    weights = [weight.meta["val"] for weight in node.args[2] if weight.meta["val"].dim() == 2]
+    rows = y.shape[0] * y.shape[1]
+    return _OPERATOR * operators + 2 * _FLOP * rows * sum(weight.numel() for weight in weights)
 
 
 def _shape(node: fx.Node, place: int) -> Any:

@@ -32,7 +32,7 @@ LARGEST_ERROR = 5e-5
 """What "default" aims to stay below, as a share of a network's largest output."""
 LIKENESS: Final[dict[Accuracy, tuple[float, ...]]] = {"strict": (0.0, 0.5, 0.9), "default": (0.5, 0.9), "fast": ()}
 """For which inputs a level bounds the factor: noise, activations, smooth pictures. The worst of them counts."""
-SEVENS = 1.75
+STRASSEN = 1.75
 """The factor of Strassen's seven products: in two of four quadrants the terms of an element have three times the variance."""
 PART = NUMBERS["WINO_PART"]
 """Terms of a product that WINO sums at a time."""
@@ -79,9 +79,9 @@ class Budget:
         return all(MARGIN * block_factor(layer, strides, block, likeness) <= self.most for likeness in self.likeness)
 
     @property
-    def allows_sevens(self) -> bool:
+    def allows_strassen(self) -> bool:
         """Whether products may be computed by Strassen's algorithm."""
-        return self.most >= SEVENS
+        return self.most >= STRASSEN
 
 
 UNLIMITED = Budget(LEVELS["fast"], LIKENESS["fast"])

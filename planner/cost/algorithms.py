@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.ir.graph import Shape
+from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.options import Vectors
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.convolutions import winograd_blocks
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, blocks_of
@@ -40,25 +43,55 @@ def block_for(
     out: Shape,
     kernel: tuple[int, int] = (3, 3),
     strides: tuple[int, int] = (1, 1),
-    pairs: bool = False,
+    bf16: bool = False,
     allowed: Callable[[int], bool] = lambda block: True,
 ) -> int:
-    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `pairs`: that way
+    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `bf16`: that way
     may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.accuracy`); it is asked for faster ones only.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is thought to have its share of the memory's bandwidth, so the choice is good for any number of workers, as it must be
     the same for all.
     """
+    found = _blocks(x, out, kernel, strides, bf16, allowed)
+    reasons.tell(found.reason)
+    return found.block
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """The `block` of least time, 0 for the direct way; its `ns`; and what else was `tried`."""
+
+    block: int
+    ns: float
+    tried: list[Tried]
+
+    def reason(self) -> Reason:
+        rule = "least time" if self.tried else "no blocks for this window and these strides"
+        return Reason("algorithm", _named(self.block), rule, self.ns * 1e-6, "one core", tuple(self.tried))
+
+
+def _named(block: int) -> str:
+    return f"Winograd in blocks of {block}×{block}" if block else "direct sums"
+
+
+def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], bf16: bool, allowed: Callable[[int], bool]) -> _Blocks:
     channels, outputs = x[1], out[1]
+    found = _Blocks(0, _direct_ns(channels, out, prod(kernel), bf16 and bf16_pays(channels)), [])
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
-        return 0
-    best, least = 0, _direct_ns(channels, out, prod(kernel), pairs and by_pairs(channels))
+        few = f"{channels} channels in, {outputs} out; it needs {LEAST_CHANNELS} and {LEAST_OUTPUTS}"
+        found.tried.append(Tried("Winograd", "strides differ" if strides[0] != strides[1] else few))
+        return found
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
-        ns = _block_ns(channels, out, kernel, strides, block)
-        if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least and allowed(block):
-            best, least = block, ns
-    return best
+        ns, worth = _block_ns(channels, out, kernel, strides, block), WORTH if found.block else WORTH_AT_ALL
+        if ns >= (1 - worth) * found.ns:
+            found.tried.append(Tried(_named(block), f"it gains less than {worth:.0%}", ns * 1e-6))
+        elif not allowed(block):
+            found.tried.append(Tried(_named(block), "its rounding error is beyond the accuracy asked for", ns * 1e-6))
+        else:
+            found.tried.append(Tried(_named(found.block), "it takes longer", found.ns * 1e-6))
+            found.block, found.ns = block, ns
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +122,34 @@ def phases_for(
     folded = ((kernel[0] + before[0] + 1) // 2, (kernel[1] + before[1] + 1) // 2)
     channels = 4 * x[1]
     inner = ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2)
-    block = block_for((x[0], channels, x[2], x[3]), out, folded, allowed=lambda side: allowed(Phases(before, folded, inner, side)))
+    fitting = partial(_allowed_phases, allowed, before, folded, inner)
+    block = _blocks((x[0], channels, x[2], x[3]), out, folded, (1, 1), False, fitting).block
     if not block:
         return None
     moves = 1 + (x[2] % 2 or x[3] % 2)
-    there = _block_ns(channels, out, folded, (1, 1), block) + PHASE_NS * moves * prod(x)
-    if there > (1 - WORTH_AT_ALL) * _image_ns(x[1], out, prod(kernel)):
-        return None
-    return Phases(before, folded, inner, block)
+    direct, there = _image_ns(x[1], out, prod(kernel)), _block_ns(channels, out, folded, (1, 1), block) + PHASE_NS * moves * prod(x)
+    worth = there <= (1 - WORTH_AT_ALL) * direct
+    reasons.tell(partial(_of_phases, worth, block, direct * 1e-6, there * 1e-6))
+    return Phases(before, folded, inner, block) if worth else None
 
 
-PAIRS_FLOPS_PER_NS = 190.0
+def _allowed_phases(
+    allowed: Callable[[Phases], bool], before: tuple[int, int], kernel: tuple[int, int], pads: tuple[int, int], block: int
+) -> bool:
+    return allowed(Phases(before, kernel, pads, block))
+
+
+def _of_phases(worth: bool, block: int, direct: float, there: float) -> Reason:
+    phases = f"{_named(block)} over phases of the image"
+    if worth:
+        return Reason("algorithm", phases, "least time", there, "one core", (Tried(_named(0), "it takes longer", direct),))
+    tried = (Tried(phases, f"it gains less than {WORTH_AT_ALL:.0%}", there),)
+    return Reason("algorithm", _named(0), "least time", direct, "one core", tried)
+
+
+BF16_FLOPS_PER_NS = 190.0
 """Multiply-adds of rounded factors, the direct way."""
-LEAST_PAIRED = 16
+BF16_LEAST_CHANNELS = 16
 """Channels below which rounding an image takes longer than products of pairs gain."""
 
 
@@ -110,9 +158,9 @@ MOST_STACKED = 16
 multiply pairs apart from it."""
 
 
-def by_pairs(channels: int) -> bool:
+def bf16_pays(channels: int) -> bool:
     """Whether a convolution whose factors may be rounded to bf16 multiplies pairs of them, where it is computed the direct way."""
-    return channels >= LEAST_PAIRED
+    return channels >= BF16_LEAST_CHANNELS
 
 
 class Least(NamedTuple):
@@ -125,15 +173,20 @@ class Least(NamedTuple):
     columns: int
 
 
-SEVENS: dict[Vectors, Least] = {"short": Least(64, 768, 768), "halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
+STRASSEN: dict[Vectors, Least] = {"short": Least(64, 768, 768), "halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
 """By what vectors a core multiplies; as measured, with short and whole ones on Zen 5, with halved ones on Zen 4."""
 
 
-def seven_products(rows: int, depth: int, columns: int, vectors: Vectors) -> bool:
-    """Whether a product of constant weights is computed by Strassen's algorithm, one level deep: in 7/8 of the multiplications. More
-    levels would take more time for sums than they save."""
-    least = SEVENS.get(vectors)
-    return least is not None and rows >= least.rows and depth >= least.depth and depth % 2 == 0 and columns >= least.columns
+def strassen_refused(rows: int, depth: int, columns: int, vectors: Vectors) -> str:
+    """Why a product of constant weights is not computed by Strassen's algorithm, one level deep, in 7/8 of the multiplications; "": it is.
+    More levels would take more time for sums than they save."""
+    least = STRASSEN.get(vectors)
+    if least is None:
+        return "it gains nothing with this machine's vectors"
+    for what, value, bound in (("rows", rows, least.rows), ("terms", depth, least.depth), ("columns", columns, least.columns)):
+        if value < bound:
+            return f"{value} {what}; it needs {bound}"
+    return "an odd number of terms" if depth % 2 else ""
 
 
 def _products(channels: int, out: Shape, taps: int) -> float:
@@ -141,9 +194,9 @@ def _products(channels: int, out: Shape, taps: int) -> float:
     return 2.0 * taps * prod(out) / out[1] * channels * -(-out[1] // PANEL) * PANEL
 
 
-def _direct_ns(channels: int, out: Shape, taps: int, pairs: bool = False) -> float:
-    arithmetic = _products(channels, out, taps) / (PAIRS_FLOPS_PER_NS if pairs else op_cost.FLOPS_PER_NS) + 0.4 * prod(out)
-    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL) / (2 if pairs else 1))
+def _direct_ns(channels: int, out: Shape, taps: int, bf16: bool = False) -> float:
+    arithmetic = _products(channels, out, taps) / (BF16_FLOPS_PER_NS if bf16 else op_cost.FLOPS_PER_NS) + 0.4 * prod(out)
+    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL) / (2 if bf16 else 1))
 
 
 def _image_ns(channels: int, out: Shape, taps: int) -> float:

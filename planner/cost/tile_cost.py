@@ -39,7 +39,7 @@ HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
 """Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
-SEVEN, SEVEN_RIGHT = 0.9, 3.5
+STRASSEN, STRASSEN_RIGHT = 0.9, 3.5
 """A multiply-add of GEMM in Strassen's seven products, in those of other products; what right factors cost a tile, in pairs of rows."""
 PRODUCTS = 1.25
 """Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
@@ -102,14 +102,14 @@ class TileCost:
 @dataclass(frozen=True, slots=True)
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
-    the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
-    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first,
-    which takes as long as so many rows (`unpacked`)."""
+    the weights anew; `strassen`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so
+    many times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one
+    first, which takes as long as so many rows (`unpacked`)."""
 
     depth: int
     batched: bool
     element_ns: float
-    seven: bool = False
+    strassen: bool = False
     item: int = 4
     stored: float = 0.0
     unpacked: float = 0.0
@@ -123,8 +123,8 @@ class Product(TileCost):
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
         full = batches * (_rows(m) + self.unpacked) * (-(-n // PANEL) * PANEL)
-        if self.seven:
-            full = batches * (SEVEN * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) + self.unpacked) * (-(-n // (2 * PANEL)) * 2 * PANEL)
+        if self.strassen:
+            full = batches * (STRASSEN * 2 * (_rows(-(-m // 2)) + STRASSEN_RIGHT) + self.unpacked) * (-(-n // (2 * PANEL)) * 2 * PANEL)
         weights = batches * self.weight_bytes * n * self.depth
         others = batches * m * (float(self.item) * self.depth + 4.0 * n)
         ns = 2.0 * full * self.depth * self.item / (4 * op_cost.rates().matrix) + SEEN * (weights + others) / op_cost.rates().warm

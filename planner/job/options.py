@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -21,7 +22,7 @@ Precision = Literal["f32", "bf16"]
 """What products with constant weights may round their factors to."""
 PRECISIONS: Final[tuple[Precision, ...]] = ("f32", "bf16")
 Accuracy = Literal["strict", "default", "fast"]
-"""How much rounding error algorithms of fewer multiplications may add to that of direct sums (`planner.accuracy`)."""
+"""How much rounding error algorithms of fewer multiplications may add to that of direct sums (`planner.cost.accuracy`)."""
 ACCURACIES: Final[tuple[Accuracy, ...]] = ("strict", "default", "fast")
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
@@ -79,3 +80,26 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
 
 AUTOMATIC = Experiment()
 UNSEARCHED = Experiment(search="none")
+
+
+@dataclass(frozen=True, slots=True)
+class PassOptions:
+    """What passes may do with a graph.
+
+    Args:
+        fuse: Whether operators are rewritten at all. False leaves each as it is.
+        winograd: Whether convolutions and products may be computed by algorithms of fewer multiplications.
+        accuracy: How much error such algorithms may add (`planner.cost.accuracy`).
+        strassen: The vectors for which products are computed by Strassen's algorithm. "": none is.
+        sums_bytes: Whether processors sum products of bytes in one instruction. Without it, convolutions of bytes are computed in f32.
+        bf16: Whether constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
+        planning: Whether layers may run depth first, and in how many steps.
+    """
+
+    fuse: bool = True
+    winograd: bool = True
+    accuracy: Accuracy = "default"
+    strassen: Vectors = "halved"
+    sums_bytes: bool = True
+    bf16: bool = False
+    planning: Experiment = UNSEARCHED

@@ -18,9 +18,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.ops.sampling import FEW_SAMPLED
 from aspen_mp.planner.ops.spec import COPY, Kind, Layout
@@ -167,6 +170,31 @@ def _inner(t: Tensor, order: Sequence[int]) -> int | None:
     return next((a for a in reversed(order) if t.shape[a] > 1), None)
 
 
+_COPIED = {
+    "row-major": "a reshape of where its elements lie is not a view",
+    "channels-last": "the kernel that reads it wants channels side by side",
+    "packed": "the kernel that reads it wants it without gaps",
+    "concat": "it lies elsewhere, or several concatenations hold it",
+    "output": "results lie in the request, in the order of their axes",
+}
+"""Why a tensor is copied."""
+
+
+def _reason(node: Node, order: tuple[int, ...], by_rows: bool) -> Reason:
+    """Why elements of a result of `node` lie in this order of axes."""
+    names = {tuple(range(len(order))): "row-major"}
+    if len(order) in (4, 5):
+        names[channels_last(len(order))] = "channels last"
+    if by_rows:
+        rule = "the product that reads it wants the terms of a row side by side"
+    elif _layout(node) in (Layout.FOLLOWS, Layout.SPREADS):
+        rule = "as its main input lies"
+    else:
+        rule = "as its kernel writes"
+    others = tuple([Tried(name, rule) for other, name in names.items() if other != order])
+    return Reason("layout", names.get(order, f"axes in the order {order}"), rule, tried=others, node=node.name, op=node.op)
+
+
 class _Assignment:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -256,8 +284,9 @@ class _Assignment:
                 continue
             for t in node.outputs:
                 order = self._order(node, t, last)
-                if t in rows and _inner(t, order) != _inner(t, rows[t]) and t not in last:
-                    order = rows[t]
+                by_rows = t in rows and _inner(t, order) != _inner(t, rows[t]) and t not in last
+                order = rows[t] if by_rows else order
+                reasons.tell(partial(_reason, node, order, by_rows))
                 self.order[t] = order
                 self.natural[t] = st.dense(t.shape, order)
 
@@ -390,6 +419,7 @@ class _Assignment:
     def _copy(self, t: Tensor, ref: Ref, why: str) -> Tensor:
         """A COPY node that writes `t` to `ref`."""
         new = Tensor(f"{t.name}:{why}", t.shape, t.dtype)
+        reasons.tell(lambda: Reason("layout", "a copy", _COPIED[why], tried=(Tried("a view", _COPIED[why]),), node=new.name))
         node = Node(COPY, f"{t.name}:{why}", [t], [new], {}, "Copy")
         new.producer = node
         self.out.append(node)

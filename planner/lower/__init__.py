@@ -4,11 +4,13 @@ rule, or a dtype, rank or option that no kernel serves, becomes an OPAQUE node."
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.frontends.onnx import OnnxModel
-from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.job import progress
+from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
+from aspen_mp.planner.job import progress, reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.lower import (
     attention,
     elementwise,
@@ -59,14 +61,14 @@ def lower(
     report: Callable[[Node, str], None] | None = None,
     *,
     winograd: bool = True,
-    pairs: bool = False,
+    bf16: bool = False,
     budget: accuracy.Budget = accuracy.UNLIMITED,
     convolutions: Convolutions | None = None,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
-    algorithm, where the `budget` of error allows it (`planner.accuracy`); `pairs`: where that is not faster than products
-    of pairs (`passes.pairs`). `convolutions`: as of `Builder`."""
-    builder = Builder(winograd, pairs, budget, model.layers, convolutions)
+    algorithm, where the `budget` of error allows it (`planner.cost.accuracy`). `bf16`: products of bf16 compete with it
+    (`passes.precision.bf16`). `convolutions`: as of `Builder`."""
+    builder = Builder(winograd, bf16, budget, model.layers, convolutions)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):
@@ -88,6 +90,7 @@ def lower(
             del builder.nodes[mark:]
             if report is not None:
                 report(node, str(reason))
+            reasons.tell(partial(_opaque, str(reason)))
             opaque = lower_opaque(node, inputs, model.proto.functions, model.store)
             builder.nodes.append(opaque)
             made = [opaque]
@@ -97,11 +100,17 @@ def lower(
             # ONNX's inference compares few of the shapes that have to fit each other; here the kernels' own regions do.
             shapes = ", ".join(f"{t.name!r} {list(t.shape)}" for t in inputs if t is not None)
             raise ModelInvalidError(f"node {node.name!r} ({node.onnx_op}): its inputs {shapes} do not fit it: {error}") from error
+        if all(one.op in VIEW_OPS for one in made):
+            reasons.tell(lambda: Reason("fusion", "no op", "a view of its input, or a constant", tried=(Tried("a copy", "not needed"),)))
         for old, new in zip(node.outputs, results, strict=False):
             table[old] = new
             if new.producer is not None and new.producer in made:
                 new.name = old.name
     return Graph(graph.name, graph.inputs, [table.get(t, t) for t in graph.outputs], builder.nodes, graph.rounding)
+
+
+def _opaque(rule: str) -> Reason:
+    return Reason("algorithm", "onnx.reference, or numpy", rule, tried=(Tried("a kernel", rule),))
 
 
 def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Tensor]:

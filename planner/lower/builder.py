@@ -14,6 +14,8 @@ import numpy.typing as npt
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.algorithms import Phases
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.packing import low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT, Act
 from aspen_mp.planner.ops.products import BYTES_GROUP, BYTES_HEADER, packed_bytes
@@ -47,13 +49,13 @@ class Builder:
     def __init__(
         self,
         winograd: bool = True,
-        pairs: bool = False,
+        bf16: bool = False,
         budget: accuracy.Budget = accuracy.UNLIMITED,
         layers: dict[str, accuracy.Layer] | None = None,
         convolutions: Convolutions | None = None,
     ) -> None:
         self.winograd = winograd
-        self.pairs = pairs
+        self.bf16 = bf16
         self.budget = budget
         self.nodes: list[Node] = []
         self.name = ""
@@ -68,6 +70,7 @@ class Builder:
 
     def start(self, node: Node) -> None:
         self.name, self.onnx_op = node.name, node.onnx_op or node.op
+        reasons.about(node.name)
 
     def emit(self, op: str, inputs: Sequence[Tensor | None], shape: Shape, dtype: np.dtype[Any], **attrs: Any) -> Tensor:
         """A new node and its output."""
@@ -265,7 +268,8 @@ class Builder:
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
         form = low_bit.form_of(b.stored) if packed and b.stored is not None and not attrs else None
-        if form is not None and not (form.bits == 16 and self.pairs):  # those are multiplied in pairs, from 16 bits, too
+        reasons.tell(partial(_of_weights, packed, form))
+        if form is not None and not (form.bits == 16 and self.bf16):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
             return self.emit("QNBITGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
@@ -391,6 +395,18 @@ class Builder:
             if key is not None:
                 self._packed[key] = found
         return found
+
+
+def _of_weights(packed: bool, form: low_bit.Form | None) -> Reason:
+    """How the weights of a product are read."""
+    if not packed:
+        rule = "the right factor is computed, or there are several"
+        return Reason("algorithm", "direct sums", rule, tried=(Tried("packed weights", rule), Tried("Strassen's algorithm", rule)))
+    if form is None:
+        return Reason(
+            "precision", "f32 weights", "as the model stores them", tried=(Tried("weights of few bits", "they are not stored so"),)
+        )
+    return Reason("precision", f"weights of {form.bits} bits", "as the model stores them", tried=(Tried("f32 weights", "more to read"),))
 
 
 FEW_CHANNELS = 16

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from aspen_mp.planner.cost.algorithms import Phases, block_for, phases_for
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.lower.builder import F32, F64, Builder, NoKernel, broadcast, one_float, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
@@ -138,8 +140,8 @@ def convolve(
         return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads, exact)
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
-    plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
-    how = b.convolution(partial(_fastest, b, x, w, shape, kernel, step, pads)) if b.winograd and plain and w.is_const else 0
+    direct = _only_direct(b, w, groups, attrs["dilations"], exact)
+    how = 0 if direct else b.convolution(partial(_fastest, b, x, w, shape, kernel, step, pads))
     if isinstance(how, int) and how:
         return b.emit("WINO", [x, b.packed_winograd(w, how, step), bias], shape, F32, **attrs, act=NO_ACT, block=how)
     if isinstance(how, Phases):
@@ -153,11 +155,26 @@ def convolve(
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
 
 
+def _only_direct(b: Builder, w: Tensor, groups: int, dilations: Sequence[int], exact: bool) -> str:
+    """Why a convolution cannot run by Winograd's algorithm; "": it can."""
+    rules = {
+        "groups of channels share no products": groups != 1,
+        "the window has gaps": tuple(dilations) != (1, 1),
+        "the weights are computed": not w.is_const,
+        "sums of integers are exact": exact,
+        "algorithms of fewer multiplications are switched off": not b.winograd,
+    }
+    direct = next((rule for rule, holds in rules.items() if holds), "")
+    if direct:
+        reasons.tell(lambda: Reason("algorithm", "direct sums", direct, tried=(Tried("Winograd", direct),)))
+    return direct
+
+
 def _fastest(
     b: Builder, x: Tensor, w: Tensor, shape: Shape, kernel: tuple[int, int], step: tuple[int, int], pads: Sequence[int]
 ) -> int | Phases:
     """How a convolution of images is computed."""
-    block = block_for(x.shape, shape, kernel, step, b.pairs, partial(b.accurate, w, step))
+    block = block_for(x.shape, shape, kernel, step, b.bf16, partial(b.accurate, w, step))
     return block or phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) or 0
 
 
@@ -207,11 +224,11 @@ def _convolve_volume(
     kernel, step = (w.shape[3], w.shape[4]), (strides[1], strides[2])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations[1:])}
     attrs |= {"pads": tuple(pads[1:]), "depth": (w.shape[2], strides[0], dilations[0], pads[0]), "act": NO_ACT}
-    plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const and not exact
+    direct = _only_direct(b, w, groups, attrs["dilations"], exact)
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
     choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step))
-    block = b.convolution(choose) if b.winograd and plain else 0
+    block = 0 if direct else b.convolution(choose)
     if isinstance(block, int) and block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
     depthwise = _is_depthwise(x, w, groups)

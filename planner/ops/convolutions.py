@@ -24,9 +24,9 @@ from aspen_mp.planner.ops.products import (
     OUT_ZERO,
     RESIDUAL_NS,
     ZEROS,
+    bf16_operands,
     bytes_and_scales,
     packed_bytes,
-    pairs,
 )
 from aspen_mp.planner.ops.spec import Cost, Input, Kind, Layout, OpSpec, Seen, TileModel
 from aspen_mp.shm.tables import NUMBERS
@@ -330,7 +330,7 @@ def _bconv_checks(call: Call) -> None:
     in_range(call, 11, "residual_last", 0, 2)
     has_function(call, 12)
     need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
-    pairs(call, x.shape[1], out.shape[1], kh * kw)
+    bf16_operands(call, x.shape[1], out.shape[1], kh * kw)
     shaped(call.optional(2), out.shape[1:2], "shape of input 2")
     shaped(call.optional(3), out.shape, "shape of input 3")
     scaled(call, 4, out.shape[1])

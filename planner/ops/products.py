@@ -28,7 +28,7 @@ from aspen_mp.planner.ops.call import (
     scaled,
     shaped,
 )
-from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_pairs
+from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_bf16
 from aspen_mp.planner.ops.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, noted, real, reserved
 from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, Kind, OpSpec, Seen, TileModel, each
@@ -213,11 +213,11 @@ def _qgemm_checks(call: Call) -> None:
         shaped(call.optional(i), out, f"shape of input {i}")
 
 
-def pairs(call: Call, depth: int, columns: int, taps: int = 1) -> None:
-    """The operands of products of pairs, as far as they are alike for matrices and images."""
+def bf16_operands(call: Call, depth: int, columns: int, taps: int = 1) -> None:
+    """The operands of products of bf16, as far as they are alike for matrices and images."""
     w = call.input(1)
     need(w.dtype == U32, "dtype of input 1", w.dtype, U32)
-    shaped(w, packed_pairs(depth, columns, taps), "shape of input 1")
+    shaped(w, packed_bf16(depth, columns, taps), "shape of input 1")
     need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     is_f32(call.out, "the output")
     for i in (0, *range(2, 8)):
@@ -231,7 +231,7 @@ def _bgemm_checks(call: Call) -> None:
     need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     ranked(a, len(out), "input 0")
     shaped(a, (*out[:-1], a.shape[-1]), "shape of input 0")
-    pairs(call, a.shape[-1], out[-1])
+    bf16_operands(call, a.shape[-1], out[-1])
     shaped(call.optional(2), out, "shape of input 2")
     shaped(call.optional(3), out, "shape of input 3")
     scaled(call, 4, out[-1])

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 
 _F32 = np.dtype(np.float32)
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm"}
@@ -123,8 +125,14 @@ def _fold(product: Node, node: Node, factor: npt.NDArray[Any] | None, offset: np
     )
     vector = Tensor(f"{node.output.name}|bias", (channels,), _F32, data=bias.astype(np.float32), weight_key=whole)
     label = f"{product.onnx_op} + {node.onnx_op}"
+    reasons.tell(partial(_reason, product.name, node.name, label))
     node.op, node.inputs, node.attrs, node.source = product.op, [product.inputs[0], weights, vector], attrs, product.source
     node.outputs, node.onnx_op, node.name = node.outputs[:1], label, product.name
+
+
+def _reason(product: str, name: str, label: str) -> Reason:
+    tried = (Tried("an op of its own", "it would read and write all results again"),)
+    return Reason("fusion", label, "constants for each channel join weights and bias", tried=tried, absorbed=(name,), node=product)
 
 
 def _scaled(weights: Tensor, factor: npt.NDArray[Any], key: str | None) -> Tensor:

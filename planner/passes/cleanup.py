@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 
 
@@ -18,7 +20,7 @@ def remove_dead(graph: Graph) -> None:
     graph.inputs = [t for t in graph.inputs if t in needed]
 
 
-def own_outputs(graph: Graph, names: list[str]) -> None:
+def own_outputs(graph: Graph, names: Sequence[str]) -> None:
     """Gives every graph output a tensor of its own, computed by a node and named as the model names it: outputs that are inputs, constants,
     or the same value twice become copies."""
     taken: set[Tensor] = set()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 
 _SMALL: Final = 1 << 16
 """Bytes of constants that are compared by value: of those that rules make, not of the model's."""
@@ -32,7 +35,12 @@ def share(graph: Graph) -> None:
             kept.append(node)
         else:
             replaced[node.output] = first.output
+            reasons.tell(partial(_reason, node.name, first.name))
     graph.nodes = kept
+
+
+def _reason(name: str, first: str) -> Reason:
+    return Reason("fusion", "no op", f"{first!r} computes the same", tried=(Tried("an op of its own", "twice the work"),), node=name)
 
 
 def _attributes(node: Node) -> str:

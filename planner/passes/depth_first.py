@@ -7,11 +7,14 @@ behind that layer. A sequence ends where the rows that are alive outgrow a core'
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, inf, prod
 from typing import Final
 
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.stacks import (
     ABSENT,
     MOST_INPUTS,
@@ -148,11 +151,23 @@ def _replace(rewriter: Rewriter, node: Node, members: list[Node], readers: Reade
     results = _results(rewriter, node, members, readers)
     program, read = _program(members, results)
     stack = Node("STACK", node.name, list(read), results, {"program": program})
-    if worth(stack, members):
+    gains = worth(stack, members)
+    reasons.tell(partial(_stacked, stack, members, gains))
+    if gains:
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
         rewriter.adopt(node, [member for member in members if member.output in results[1:]])
         for i, x in enumerate(read):
             readers.setdefault(x, []).append((node, i))
+
+
+def _stacked(stack: Node, members: list[Node], gains: bool) -> Reason:
+    apart, together = sum(map(tile_cost.whole_ns, members)) * 1e-6, tile_cost.whole_ns(stack) * 1e-6
+    names = tuple([member.name for member in members])
+    one, each = f"one stack of {len(members)} steps", "layer by layer"
+    if gains:
+        return Reason("stack", one, "least time", together, "one core", (Tried(each, "it takes longer", apart),), names, stack.name)
+    rule = "it takes longer" if len(stack.outputs) < len(members) else "it would write every result all the same"
+    return Reason("stack", each, "least time", apart, "one core", (Tried(one, rule, together),), (), stack.name)
 
 
 def worth(stack: Node, members: list[Node]) -> bool:

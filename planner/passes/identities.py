@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _MOST = 1 << 16  # bytes of a constant that are looked through
+_COPY = (Tried("a copy", "not needed"),)
 _NEUTRAL = {"ADD": 0, "SUB": 0, "MUL": 1, "DIV": 1}
 
 
@@ -20,6 +25,7 @@ def drop_identities(graph: Graph) -> None:
         same = _same(node)
         if same is not None and node.output not in rewriter.kept:
             replaced[node.output] = same
+            reasons.tell(partial(Reason, "fusion", "no op", "its result is its input", tried=_COPY, node=node.name))
     if replaced:
         graph.nodes = [n for n in graph.nodes if replaced.keys().isdisjoint(n.outputs)]
 

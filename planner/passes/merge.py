@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy.typing as npt
 
+from aspen_mp.planner.cost.tile_cost import whole_ns
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 PANEL = 32
@@ -69,6 +72,7 @@ def _merge(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
     if biases:
         inputs.append(_joined(biases, len(biases[0].shape) - 1))
     widths = [n.output.shape[-1] for n in nodes]
+    reasons.tell(partial(_reason, nodes))
     merged = rewriter.insert(first, first.op, inputs, (*first.output.shape[:-1], sum(widths)), dict(first.attrs))
     at = 0
     for node, width in zip(nodes, widths, strict=True):
@@ -76,6 +80,12 @@ def _merge(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
         starts = (*(0 for _ in range(rank - 1)), at)
         rewriter.replace(node, "view.slice", [merged], {"starts": starts, "steps": (1,) * rank})
         at += width
+
+
+def _reason(nodes: Sequence[Node]) -> Reason:
+    tried = (Tried(f"{len(nodes)} products", "each would read the same rows", sum(map(whole_ns, nodes)) * 1e-6),)
+    names = tuple([node.name for node in nodes])
+    return Reason("fusion", "one product", "they read the same rows", None, "one core", tried, names, names[0])
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.lower.builder import NoKernel
 from aspen_mp.planner.lower.products import window
 from aspen_mp.planner.passes.batchnorm import batch_norm, fold_affine
@@ -72,11 +74,18 @@ def _merge(graph: Graph) -> bool:
         for of in _pairs([t for t in node.inputs if t is not None], producer, uses):
             around = _around(*of)
             if around is not None:
-                dead.update(id(producer[t]) for t, branch in zip(node.inputs, of, strict=True) if t is not None and t is not branch.x)
+                branches = [producer[t] for t, branch in zip(node.inputs, of, strict=True) if t is not None and t is not branch.x]
+                dead.update(map(id, branches))
+                reasons.tell(partial(_reason, node.name, [branch.name for branch in branches]))
                 _become(node, of, around)
                 break
     graph.nodes = [n for n in graph.nodes if id(n) not in dead]
     return bool(dead)
+
+
+def _reason(name: str, branches: Sequence[str]) -> Reason:
+    tried = (Tried("a convolution for each branch", "each would read the image"),)
+    return Reason("fusion", "one convolution", "sums of convolutions of one image", tried=tried, absorbed=tuple(branches), node=name)
 
 
 def _pairs(tensors: Sequence[Tensor], producer: dict[Tensor, Node], uses: dict[Tensor, int]) -> list[tuple[_Branch, _Branch]]:

@@ -1,14 +1,21 @@
-"""The order of the passes, and the verifier between them."""
+"""Every pass of the planner, in order, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import inf
+from typing import Final, Literal
 
+from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job import progress
-from aspen_mp.planner.job.options import AUTOMATIC, Experiment
+from aspen_mp.planner.job import progress, reasons
+from aspen_mp.planner.job.options import PassOptions
+from aspen_mp.planner.job.reasons import NETWORK, Decision, Reason, Tried
+from aspen_mp.planner.lower import lower
+from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.passes import (
     batchnorm,
@@ -23,59 +30,137 @@ from aspen_mp.planner.passes import (
     pools,
     prologues,
     stacks,
+    strassen,
+    weight_prefetch,
 )
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
-from aspen_mp.planner.passes.precision import integer_products, quantization
+from aspen_mp.planner.passes.precision import bf16, half_precision, integer_products, quantization
+from aspen_mp.planner.passes.request import PassRequest
 
-Pass = Callable[[Graph], None]
+Level = Literal["operators", "kernels"]
+"""Of the graph that a pass leaves: ONNX operators, or kernels."""
 
-ONNX_LEVEL: Sequence[Pass] = (quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
-KERNEL_LEVEL: Sequence[Pass] = (
-    identities.drop_identities,
-    common.share,
-    norms.fuse_norms,
-    images.fuse_images,
-    activations.fuse_activations,
-    rotary.fuse_rotary,
-    integer_products.fuse_factors,
-    epilogues.fuse_scales,
-    attention.fuse_attention,
-    epilogues.sink_reshapes,
-    epilogues.fuse_epilogues,
-    pools.fuse_pools,
-    merge.merge_products,
-    prologues.fuse_prologues,
-    stacks.fuse_depthwise,
-    integer_products.fuse_levels,
-    multiply_adds.fuse_multiply_adds,
-    depth_first.fuse_stacks,
-    common.share,
-    cleanup.remove_dead,
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The options that a pass needs. `without`: what to say of it where they do not hold."""
+
+    holds: Callable[[PassOptions], bool]
+    without: str
+
+
+ALWAYS: Final = When(lambda options: True, "")
+FUSING: Final = When(lambda options: options.fuse, "operators are not rewritten")
+STACKING: Final = When(lambda options: options.fuse and options.planning.stacks, "layers are not run depth first")
+ROUNDING: Final = When(lambda options: options.bf16, "the precision is f32, or this machine has no instruction for bf16")
+FEWER_PRODUCTS: Final = When(lambda options: options.fuse and options.winograd and bool(options.strassen), "products are computed directly")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """`run` changes the graph in place, or returns another in its stead. `decides`: what the reasons for a plan say it is about; None: that
+    is not said where the pass is left out."""
+
+    name: str
+    level: Level
+    run: Callable[[Graph, PassRequest], Graph | None]
+    when: When = ALWAYS
+    decides: Decision | None = None
+
+
+def _rewrite(run: Callable[[Graph], None], level: Level = "kernels") -> Pass:
+    """A rewrite that needs no option but `fuse`, named as its function."""
+    return Pass(run.__name__.replace("_", " "), level, lambda graph, request: run(graph), FUSING)
+
+
+def _lower(graph: Graph, request: PassRequest) -> Graph:
+    options, decided = request.options, request.decided
+    how = {"winograd": options.winograd, "bf16": options.bf16}
+    return lower(graph, request.model, request.report, **how, budget=decided.budget, convolutions=decided.convolutions)
+
+
+def _budget(graph: Graph, request: PassRequest) -> None:
+    request.decided.budget = accuracy.budget_of(graph, request.options.accuracy)
+
+
+def _stored_products(graph: Graph, request: PassRequest) -> None:
+    quantization.multiply_stored(graph, convolutions=request.options.sums_bytes)
+
+
+def _own_outputs(graph: Graph, request: PassRequest) -> None:
+    cleanup.own_outputs(graph, request.outputs)
+
+
+def _depthwise(graph: Graph, request: PassRequest) -> None:
+    """Convolutions of many channels are faster apart from what follows them where they multiply bf16."""
+    stacks.fuse_depthwise(graph, MOST_STACKED if request.options.bf16 else inf)
+
+
+def _depth_first(graph: Graph, request: PassRequest) -> None:
+    depth_first.fuse_stacks(graph, request.options.planning.stack_steps)
+
+
+def _strassen(graph: Graph, request: PassRequest) -> None:
+    decided = request.decided
+    if not decided.budget.allows_strassen:
+        rule = "its rounding error is beyond the accuracy asked for"
+        reasons.tell(lambda: Reason("algorithm", "direct sums", rule, tried=(Tried("Strassen's algorithm", rule),), node=NETWORK))
+        return
+    found = strassen.use_strassen(graph, request.options.strassen, decided.strassen)
+    if decided.strassen is not None and not decided.strassen:
+        decided.strassen.extend(found)
+
+
+PASSES: Final[Sequence[Pass]] = (
+    Pass("half precision", "operators", lambda graph, request: half_precision.compute_in_f32(graph, RULES)),
+    Pass("products of stored bytes", "operators", _stored_products, FUSING, "precision"),
+    _rewrite(quantization.round_to_levels, "operators"),
+    _rewrite(batchnorm.fold_affine, "operators"),
+    _rewrite(parallel.merge_branches, "operators"),
+    Pass("accuracy budget", "operators", _budget),
+    Pass("lowering", "kernels", _lower),
+    Pass("own outputs", "kernels", _own_outputs),
+    Pass("remove dead", "kernels", lambda graph, request: cleanup.remove_dead(graph)),
+    _rewrite(identities.drop_identities),
+    _rewrite(common.share),
+    _rewrite(norms.fuse_norms),
+    _rewrite(images.fuse_images),
+    _rewrite(activations.fuse_activations),
+    _rewrite(rotary.fuse_rotary),
+    _rewrite(integer_products.fuse_factors),
+    _rewrite(epilogues.fuse_scales),
+    _rewrite(attention.fuse_attention),
+    _rewrite(epilogues.sink_reshapes),
+    _rewrite(epilogues.fuse_epilogues),
+    _rewrite(pools.fuse_pools),
+    _rewrite(merge.merge_products),
+    _rewrite(prologues.fuse_prologues),
+    Pass("pointwise and depthwise", "kernels", _depthwise, STACKING, "stack"),
+    _rewrite(integer_products.fuse_levels),
+    _rewrite(multiply_adds.fuse_multiply_adds),
+    Pass("depth first", "kernels", _depth_first, STACKING, "stack"),
+    _rewrite(common.share),
+    _rewrite(cleanup.remove_dead),
+    Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph), ROUNDING, "precision"),
+    Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
+    Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
 )
 
 
-def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
-    """Rewrites among ONNX operators, where weights are not packed yet. `sums_bytes`: see `quantization.multiply_stored`."""
-    quantization.multiply_stored(graph, convolutions=sums_bytes)
-    verify.check(graph, "multiply_stored", kernel_level=False)
-    for k, step in enumerate(ONNX_LEVEL):
-        progress.at("rewriting operators", k, len(ONNX_LEVEL))
-        step(graph)
-        verify.check(graph, step.__name__, kernel_level=False)
+def _left_out(step: Pass) -> Reason:
+    assert step.decides is not None
+    tried = (Tried(step.name, step.when.without),)
+    return Reason(step.decides, f"without the pass {step.name!r}", step.when.without, tried=tried, node=NETWORK)
 
 
-def kernel_level(graph: Graph, pairs: bool = False, planning: Experiment = AUTOMATIC) -> None:
-    """Rewrites among kernels: spelled-out functions, epilogues, views. `pairs`: convolutions may become those of pairs (`passes.pairs`),
-    which are faster apart from what follows them where they have many channels. `planning`: whether layers may become stacks, and how long
-    ones."""
-    for k, step in enumerate(KERNEL_LEVEL):
-        progress.at("rewriting kernels", k, len(KERNEL_LEVEL))
-        if step is stacks.fuse_depthwise:
-            if planning.stacks:
-                stacks.fuse_depthwise(graph, MOST_STACKED if pairs else inf)
-        elif step is depth_first.fuse_stacks:
-            if planning.stacks:
-                depth_first.fuse_stacks(graph, planning.stack_steps)
-        else:
-            step(graph)
-        verify.check(graph, step.__name__, kernel_level=True)
+def run(graph: Graph, request: PassRequest, passes: Sequence[Pass] = PASSES) -> Graph:
+    """The graph behind all passes whose options hold. It has been verified after each, where checks are on."""
+    for k, step in enumerate(passes):
+        progress.at(f"rewriting {step.level}", k, len(passes))
+        reasons.by(step.name)
+        if step.when.holds(request.options):
+            graph = step.run(graph, request) or graph
+            verify.check(graph, step.name, kernel_level=step.level == "kernels")
+        elif step.decides is not None:
+            reasons.tell(partial(_left_out, step))
+    return graph

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy.typing as npt
 
-from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
+from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Shape, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.params import NO_ACT
 
 
@@ -22,6 +26,7 @@ class Rewriter:
         self.dead: set[int] = set()
         self._before: dict[int, list[Node]] = {}
         self._views: dict[Tensor, list[Node]] | None = None
+        self._killed: list[Node] | None = [] if reasons.asked() else None
 
     @cached_property
     def uses(self) -> dict[Tensor, int]:
@@ -65,6 +70,7 @@ class Rewriter:
     def replace(self, node: Node, op: str, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str | None = None) -> None:
         """Makes `node` another operation with the same output; what only it had read dies."""
         uses, old = self.uses, list(node.inputs)
+        before = replace(node) if self._killed is not None else node
         node.op, node.inputs, node.attrs = op, list(inputs), attrs
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
@@ -75,6 +81,10 @@ class Rewriter:
                 uses[tensor] = uses.get(tensor, 0) + 1
         for tensor in old:
             self._release(tensor)
+        if self._killed is not None:
+            if self._killed or op != before.op:
+                reasons.tell(partial(_fusion, before, node, self._killed))
+            self._killed = []
 
     def adopt(self, node: Node, others: Sequence[Node]) -> None:
         """What the others compute become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
@@ -136,8 +146,24 @@ class Rewriter:
         if id(node) in self.dead:
             return
         self.dead.add(id(node))
+        if self._killed is not None:
+            self._killed.append(node)
         for tensor in node.inputs:
             self._release(tensor)
+
+
+def _fusion(before: Node, node: Node, killed: Sequence[Node]) -> Reason:
+    """Why `before` has become `node`. `killed`: what nobody needs any more."""
+    apart = [*killed, before]
+    rule = "each would write a result of its own" if killed else "another op computes the same"
+    tried = (Tried(", ".join(each.op for each in apart), rule, sum(map(_ms, apart))),)
+    absorbed = tuple([each.name for each in killed])
+    return Reason("fusion", node.op, f"pass: {reasons.step()}", _ms(node), "one core", tried, absorbed, node.name)
+
+
+def _ms(node: Node) -> float:
+    """Of a node on one core."""
+    return 0.0 if node.op in VIEW_OPS or node.op == "concat" else tile_cost.whole_ns(node) * 1e-6
 
 
 def reshaped_constant(tensor: Tensor, shape: Shape) -> Tensor:

@@ -1,4 +1,4 @@
-"""The plan of a shape bucket at one extent: what workers make of its slopes (``workers/exec.h``), as arrays."""
+"""The plan of a shape bucket at one extent: what workers make of its slopes (``workers/plans/instance.h``), as arrays."""
 
 from __future__ import annotations
 

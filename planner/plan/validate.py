@@ -355,7 +355,7 @@ def _check_slopes(s: _Segment) -> None:
         change = -per * ((most - least + rest) // every)
         if abs(change) >= 1 << 63 or not (-(1 << 63) if param else 0) <= value + change < 1 << 63:
             refuse(f"slopes[{k}].per", per, f"the number would be {value + change} at extent {least}")
-    # Between the two ends nothing reaches further than at one of them: argued in workers/exec.h, which checks the same.
+    # Between the two ends nothing reaches further than at one of them: argued in workers/plans/checks.h, which checks the same.
     operands, _, _ = extents.at(s, least)
     operands["dims"] = np.where(s.operands["dims"] > 0, np.maximum(operands["dims"], 1), operands["dims"])
     _check_operands(replace(s, operands=operands))

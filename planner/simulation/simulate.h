@@ -1,4 +1,5 @@
-/* What the workers of a machine would do with a tile graph: the scheduling engine (workers/dse.h, shm/protocol/pool.h, shm/protocol/claim.h) as events in time.
+/* What the workers of a machine would do with a tile graph: the scheduling engine (workers/engine, shm/protocol/pool.h,
+ * shm/protocol/claim.h) as events in time.
  *
  * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank, push
  * the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ import numpy.typing as npt
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.tile_cost import LINE, ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
@@ -31,12 +33,15 @@ from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
+from aspen_mp.shm.words import count
 
 MAX_TILES = 4096
 """Tiles a node."""
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
+SHOWN: Final = 3
+"""Other ways to cut a node that its reasons name."""
 _PRODUCTS = (TileModel.PRODUCT, TileModel.CONVOLUTION, TileModel.WINOGRAD)
 """Small tiles of these read weights, or transform input, again (see `op_cost.tail`)."""
 
@@ -55,14 +60,29 @@ class Aim:
     longest: float = math.inf
 
 
+def _remembered(function: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
+    """Works a cut out once, but anew while reasons are recorded."""
+    known = op_cost.remembered(8192)(function)
+
+    def parts(*args: Any) -> tuple[int, ...]:
+        return function(*args) if reasons.asked() else known(*args)
+
+    return parts
+
+
 def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longest: float = math.inf) -> list[Grid]:
     """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`, `longest`: see `Aim`."""
     halves = workers > 1 and tiles is None
     aims = [Aim(workers, op_cost.tail(workers, products), halves, tiles, longest) for products in (False, True)]
     known: dict[int, Grid] = {}
+    told: dict[int, tuple[Reason, ...]] = {}
     for kind, node in zip(kinds(storage), storage.steps, strict=True):
-        if kind not in known:
-            known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
+        reasons.about(node.name, node.op)
+        if kind in known:
+            reasons.again(told[kind])
+            continue
+        known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
+        told[kind] = reasons.here()
     return [known[kind] for kind in kinds(storage)]
 
 
@@ -72,7 +92,7 @@ def _granules(node: Node) -> tuple[int, ...]:
     rank, evaluate = len(shape), tile_cost.of(node)
     lead = [1] * (rank - 2)
     if isinstance(evaluate, tile_cost.Product):
-        pairs = 2 if evaluate.seven else 1  # of rows, of panels
+        pairs = 2 if evaluate.strassen else 1  # of rows, of panels
         return (*lead, pairs * ROWS, pairs * PANEL)
     if isinstance(evaluate, tile_cost.Winograd):
         lead[1] = PANEL
@@ -99,8 +119,10 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     """The grid of a node; empty outputs have no tiles, OPAQUE nodes exactly one."""
     shape = node.output.shape
     if node.op == OPAQUE:
+        reasons.tell(lambda: Reason("tiles", "1 tile", "no kernel computes it, and an opaque node is not cut"))
         return _whole(shape)
     if 0 in shape:
+        reasons.tell(lambda: Reason("tiles", "no tiles", "the output is empty"))
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
     cut = _BY_MODEL.get(SPECS[node.op].cost.tiles)
@@ -141,7 +163,33 @@ def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Ai
             continue
         cuts[axis] = split(shape[axis], parts, granule)
         parts = -(-parts // (len(cuts[axis]) - 1))
-    return Grid(shape, tuple(cuts[a] for a in sorted(cuts)), tuple(order))
+    grid = Grid(shape, tuple(cuts[a] for a in sorted(cuts)), tuple(order))
+    reasons.tell(lambda: _by_length(grid, whole_ns * 1e-6, aim.workers))
+    return grid
+
+
+def _by_length(grid: Grid, whole_ms: float, workers: int) -> Reason:
+    """Why a node that is cut by its layout has these tiles."""
+    if grid.n > 1:
+        ms = whole_ms * -(-grid.n // workers) / grid.n
+        tried = (Tried("1 tile", "other workers would wait for it", whole_ms),)
+        return Reason("tiles", described(grid), "long runs of memory, cut along the outermost axes", ms, "all cores", tried)
+    rule = "it is too short to be cut, or its kernel needs whole axes"
+    return Reason("tiles", described(grid), rule, whole_ms, "all cores", (Tried("several tiles", rule),))
+
+
+def described(grid: Grid) -> str:
+    """The number of tiles, and the sides of the largest."""
+    return _described(grid.n, [int(np.diff(cuts).max(initial=0)) for cuts in grid.cuts])
+
+
+def _described(n: int, sides: Sequence[int]) -> str:
+    return f"{count(n, 'tile')} of {'×'.join(map(str, sides))}"
+
+
+def _in_order(sides: Sequence[int]) -> list[int]:
+    """Sides of batch, rows, columns, channels in the order of axes; others have it."""
+    return [sides[0], sides[3], *sides[1:3]] if len(sides) == 4 else [*sides]
 
 
 def _blocks(dim: int, granule: int) -> int:
@@ -179,12 +227,22 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
         off = np.abs(np.log(tiles / aim.tiles))
         total[off > off.min() + ABOUT] = np.inf
     k = int(np.argmin(total))
+    reasons.tell(lambda: _least(k, total, [_described(n, _in_order(sides)) for n, *sides in zip(tiles.tolist(), *sizes, strict=True)]))
     return tuple(int(m[k]) for m in mesh)
 
 
-@op_cost.remembered(8192)
+def _least(k: int, total: npt.NDArray[np.float64], ways: Sequence[str]) -> Reason:
+    """Why the k-th way to cut a node was taken, not those that are next. `total`: nanoseconds, infinite for what no limit allows."""
+    order = [int(i) for i in np.argsort(total, kind="stable") if i != k]
+    tried = [Tried(ways[i], f"ends {total[i] / total[k] - 1:.1%} later", total[i] * 1e-6) for i in order[:SHOWN] if np.isfinite(total[i])]
+    if order and not np.isfinite(total[order[-1]]):
+        tried.append(Tried(ways[order[-1]], "its tiles are too many, or take too long"))
+    return Reason("tiles", ways[k], "least time" if order else "it cannot be cut", total[k] * 1e-6, "all cores", tuple(tried))
+
+
+@_remembered
 def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tile_cost.Product, aim: Aim) -> tuple[int, ...]:
-    granule = 2 if evaluate.seven else 1  # pairs of rows, pairs of panels
+    granule = 2 if evaluate.strassen else 1  # pairs of rows, pairs of panels
     return _best([(rows[0], 1), (rows[1], granule * ROWS)], (n, granule * PANEL), evaluate, aim)
 
 
@@ -234,10 +292,14 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     axes = list(range(len(cuts)))
     if len(cuts) == rank and halved is None and not evaluate.batched and weights + activations * n_parts < activations + weights * m_parts:
         axes = [rank - 1, *axes[:-1]]  # a panel of weights stays in the cache while the rows pass
-    return Grid(shape, tuple(cuts), tuple(axes))
+    grid = Grid(shape, tuple(cuts), tuple(axes))
+    if halved is not None:
+        tried = (Tried("both halves of rows together", "what comes next would wait for all rows"),)
+        reasons.tell(lambda: Reason("tiles", described(grid), "one half of the rows after the other, each cut like this", tried=tried))
+    return grid
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tile_cost.Convolution, aim: Aim, whole: bool) -> tuple[int, ...]:
     """`whole`: image rows always are."""
     batch, outputs, height, width = shape
@@ -282,7 +344,7 @@ def _conv(node: Node, aim: Aim) -> Grid:
     return _image_grid(shape, parts, (1, _width_granule(images), granule), channels_first)
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _winograd_parts(shape: tuple[int, ...], evaluate: tile_cost.Winograd, aim: Aim, whole: bool = False) -> tuple[int, ...]:
     """`whole`: image rows always are."""
     batch, outputs, height, width = shape
@@ -308,7 +370,7 @@ def _winograd(node: Node, aim: Aim) -> Grid:
     return _image_grid(shape, parts, (blocks.sides[0], _blocks_across(images, blocks), PANEL), bool(channels_first[0]))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _stack_parts(shape: tuple[int, ...], evaluate: tile_cost.Stack, aim: Aim) -> tuple[int, ...]:
     batch, outputs, height, width = shape
     return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, aim)
@@ -333,7 +395,7 @@ def _rolling(node: Node, aim: Aim) -> Grid:
     return Grid(shape, cuts, (0, 1, 2, 3))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _rolling_parts(sides: tuple[int, int, int], evaluate: tile_cost.Rolling, aim: Aim) -> tuple[int, ...]:
     batch, channels, height = sides
     return _best([(batch, 1), (channels, LINE)], (height, 1), evaluate, aim)
@@ -363,7 +425,7 @@ def _attention(node: Node, aim: Aim) -> Grid:
     return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _attention_parts(heads: int, rows: int, columns: int, evaluate: tile_cost.Attention, aim: Aim) -> tuple[int, ...]:
     return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, aim)
 
@@ -380,7 +442,7 @@ def _recurrent(node: Node, aim: Aim) -> Grid:
     return Grid(shape, cuts, (0, 1, 2, 3))
 
 
-@op_cost.remembered(8192)
+@_remembered
 def _recurrent_parts(batch: int, units: tuple[int, int], evaluate: tile_cost.Recurrence, aim: Aim) -> tuple[int, ...]:
     return _best([(batch, 1)], units, evaluate, aim)
 

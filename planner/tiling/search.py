@@ -17,9 +17,9 @@ depend on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -29,8 +29,9 @@ from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.machine import CLASS_GAP, Machine, speed_classes
 from aspen_mp.planner.cost.scratch_reuse import Made, joined
 from aspen_mp.planner.ir.graph import Node
-from aspen_mp.planner.job import progress
+from aspen_mp.planner.job import progress, reasons
 from aspen_mp.planner.job.options import Effort
+from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage
@@ -115,10 +116,16 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick", longest
     """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine. `longest`: see `policy.Aim`."""
     grids = policy.choose_grids(storage, len(machine), longest=longest)
     work = sum(whole_ns(storage))
-    if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
-        return Found(grids)
     budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
-    if BEGIN * len(storage.steps) > budget:
+    rules = {
+        "no search was asked for": effort == "none",
+        "one core": len(machine) < 2,
+        "the network takes too little time": work < TOO_SMALL_NS,
+        "the network has too many steps": BEGIN * len(storage.steps) > budget,
+    }
+    if unsearched := next((rule for rule, holds in rules.items() if holds), ""):
+        tried = (Tried("a search by simulation", unsearched),)
+        reasons.tell(lambda: Reason("tiles", "as each node's shape asks for", unsearched, tried=tried, node=NETWORK))
         return Found(grids)
     found = _Search(storage, machine, budget, longest)
     start = found.latency(grids)
@@ -130,8 +137,8 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick", longest
         if best is None or other.best_ns < best.best_ns:
             best = other
     assert best is not None
-    if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
-        best = found.climb(best.grids, critical=True)
+    best = found.ordered(best)
+    found.tell(grids, best)
     return replace(best, start_ns=start, simulated=found.tiles)
 
 
@@ -198,6 +205,7 @@ class _Search:
         self.rungs: list[_Rung] = []
         self.jitter: dict[int, Floats] = {}
         self.spent, self.tiles = 0, 0
+        self.tried: dict[int, dict[str, float]] = {}
         speeds = _speeds(machine)
         self.samples, self.simulated = len(speeds), Samples(machine, speeds)
 
@@ -235,6 +243,20 @@ class _Search:
         for tail, tiles in [*((tail, None) for tail in EVEN), *self.fair]:
             aim = Aim(self.workers, tail, tiles=tiles, longest=self.longest)
             yield [policy.grid_for(node, self.storage, aim) for node in self.storage.steps]
+
+    def ordered(self, best: Found) -> Found:
+        """The best from there with the critical path first, if that gains anything."""
+        layers = best.best_ns
+        critical = self.latency(best.grids, critical=True) if self.branches else layers
+        gains = critical < layers * (1 - WORTH_ORDER)
+        reasons.tell(lambda: _order(gains, self.branches, layers * 1e-6, critical * 1e-6))
+        return self.climb(best.grids, critical=True) if gains else best
+
+    def tell(self, grids: Sequence[Grid], best: Found) -> None:
+        """Why each step has its tiles. `grids`: those of the policy."""
+        steps = zip(self.storage.steps, grids, best.grids, strict=True)
+        for k, (node, before, grid) in enumerate(steps):
+            reasons.tell(partial(_tiled, node, before, grid, best.best_ns * 1e-6, self.tried.get(k, {})))
 
     def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
         """The best that steps from these grids lead to."""
@@ -327,11 +349,20 @@ class _Search:
                 if all(a is b for a, b in zip(trial, self.rungs, strict=True)):
                     break
                 found = self._latency(trial)
+                if reasons.asked():
+                    self._note(group, trial, found * 1e-6)
                 if found > best * (1 - WORTH):
                     break
                 best, self.rungs = found, trial
                 taken += 1
         return best, taken
+
+    def _note(self, group: Sequence[int], trial: Sequence[_Rung], ms: float) -> None:
+        """What the network would take with other tiles for a group: the least for each way to cut them."""
+        for k in group:
+            known = self.tried.setdefault(k, {})
+            choice = policy.described(trial[k].grid)
+            known[choice] = min(ms, known.get(choice, math.inf))
 
     def _next(self, k: int, by: int) -> _Rung:
         """So many rungs up from that of a step."""
@@ -371,6 +402,24 @@ class _Search:
             return rng.normal(0.0, JITTER_UNLIKE, (n, self.samples))
         half = rng.normal(0.0, JITTER, (n, self.samples // 2))
         return np.hstack([half, np.zeros((n, self.samples % 2)), -half[:, ::-1]])
+
+
+def _order(gains: bool, branches: bool, layers: float, critical: float) -> Reason:
+    """Why tiles go in the order of layers, or those of the critical path first. Both in milliseconds."""
+    first, second = "critical path first", "layer by layer"
+    if gains:
+        return Reason("order", first, "least time", critical, "network", (Tried(second, "it takes longer", layers),), node=NETWORK)
+    rule = f"it gains less than {WORTH_ORDER:.0%}" if branches else "it is the order of layers"
+    return Reason("order", second, rule, layers, "network", (Tried(first, rule, critical if branches else None),), node=NETWORK)
+
+
+def _tiled(node: Node, before: Grid, grid: Grid, ms: float, tried: Mapping[str, float]) -> Reason:
+    """Why a step has these tiles, `before` any search others: what was tried besides, in milliseconds of the network."""
+    first, choice = policy.described(before), policy.described(grid)
+    others = sorted((cost, other) for other, cost in tried.items() if other != choice)[: policy.SHOWN]
+    words = tuple([Tried(other, f"ends {cost / ms - 1:.1%} later" if cost > ms else "hardly sooner", cost) for cost, other in others])
+    rule = "search: as its shape asks for" if first == choice else f"search: in place of {first}"
+    return Reason("tiles", choice, rule, ms, "network", words, node=node.name, op=node.op)
 
 
 def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:

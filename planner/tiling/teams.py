@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from aspen_mp.planner.cost.machine import Machine
-from aspen_mp.planner.job import progress
+from aspen_mp.planner.job import progress, reasons
 from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.layout.storage import Storage
 from aspen_mp.planner.simulation.simulate import throughput
@@ -45,7 +45,8 @@ def choose(storage: Storage, machine: Machine, in_flight: int, longest: float) -
     found: list[Team] = []
     for team in teams(machine):
         progress.at("choosing how many cores share a request", len(found), len(machine).bit_length())
-        grids = policy.choose_grids(storage, len(team), longest=longest)
+        with reasons.trial():
+            grids = policy.choose_grids(storage, len(team), longest=longest)
         per_s = throughput(search.graph(storage, team, grids), machine, in_flight)
         found.append(Team(team, in_flight, per_s))
         if per_s < (1 - PAST) * max(other.requests_per_s for other in found):
@@ -59,12 +60,17 @@ def searched(storage: Storage, machine: Machine, team: Machine, planning: Experi
     a request on its team's cores, or those before that search: a request that ends soon on its team may have too few tiles for the cores
     that other requests leave idle. Where teams gain next to nothing, they are those of requests alone."""
     effort, longest = planning.search, planning.longest_ns
-    alone = search.search(storage, machine, effort, longest)
-    found = alone if team is machine else search.search(storage, team, effort, longest)
-    plain = search.Found(policy.choose_grids(storage, len(team), longest=longest))
-    ways = [(alone, machine), (found, team), (plain, team)]
-    per_s = [throughput(search.graph(storage, cores, way.grids), machine, planning.in_flight) for way, cores in ways]
-    return ways[0] if per_s[0] >= (1 - ABOUT) * max(per_s) else ways[per_s.index(max(per_s))]
+    with reasons.trial() as keep_alone:
+        alone = search.search(storage, machine, effort, longest)
+    with reasons.trial() as keep_found:
+        found = alone if team is machine else search.search(storage, team, effort, longest)
+    with reasons.trial() as keep_plain:
+        plain = search.Found(policy.choose_grids(storage, len(team), longest=longest))
+    ways = [(alone, machine, keep_alone), (found, team, keep_found), (plain, team, keep_plain)]
+    per_s = [throughput(search.graph(storage, cores, way.grids), machine, planning.in_flight) for way, cores, _ in ways]
+    best, cores, keep = ways[0] if per_s[0] >= (1 - ABOUT) * max(per_s) else ways[per_s.index(max(per_s))]
+    keep()
+    return best, cores
 
 
 def teams(machine: Machine) -> Iterator[Machine]:

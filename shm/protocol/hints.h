@@ -10,7 +10,7 @@
 
 /* What one DSE knows when it looks for a tile. */
 struct aspen_advice {
-  const struct aspen_control *control; /* NULL: hints are not looked at */
+  const struct aspen_control *control;
   uint32_t table;    /* the one in force */
   uint32_t lacks;    /* no token is left for this DSE, and it holds none */
   uint32_t instance; /* among whose workers it counts, 0: none */

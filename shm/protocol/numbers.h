@@ -5,7 +5,7 @@
 #ifndef ASPEN_NUMBERS_H
 #define ASPEN_NUMBERS_H
 
-/* Scheduling: pool.h, workers/dse.h, planner/simulation/simulate.h. */
+/* Scheduling: pool.h, workers/engine, planner/simulation/simulate.h. */
 #define ASPEN_SHARES 65536 /* `share` of aspen_user: of so many */
 #define ASPEN_WALK 1024    /* items of a queue that all workers together look through, who wait for each other meanwhile */
 #define ASPEN_SLOWER 1.25  /* cores that differ by less are alike: estimates of tiles are no better */

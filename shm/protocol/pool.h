@@ -32,9 +32,13 @@ struct aspen_user {
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
   uint32_t share;         /* where this worker's queue share begins, of ASPEN_SHARES (docs/protocol/pool.md, "Queue shares") */
   uint32_t walk;          /* items of a queue that it looks through */
-  uint64_t from, before;  /* orders of the requests whose tiles it takes: all that are at least `from`, and below `before`, 0: without end
-                           * (docs/protocol/pool.md, "Classes") */
-  struct aspen_advice advice; /* which of those it rather leaves to others (docs/protocol/hints.md) */
+};
+
+/* Which tiles a search takes: those of the classes from `from` on and before `before` (docs/protocol/pool.md, "Classes"), and of these the
+ * tiles that hints leave to the caller (docs/protocol/hints.md). With all fields 0 it takes every tile. It fits into two registers. */
+struct aspen_filter {
+  uint32_t from, before;             /* `before` 0: without end. */
+  const struct aspen_advice *advice; /* NULL: hints are not looked at. */
 };
 
 static inline uint32_t aspen_random(uint32_t *state) {
@@ -50,8 +54,6 @@ static inline uint32_t aspen_random(uint32_t *state) {
 static inline uint64_t aspen_order(uint32_t class_, int timed, uint64_t key) {
   return (uint64_t)class_ << ASPEN_CLASS_SHIFT | (timed ? 0 : ASPEN_ORDER_UNTIMED) | (key & ASPEN_ORDER_KEY);
 }
-/* Below it are the orders of all higher classes. */
-static inline uint64_t aspen_order_first(uint32_t class_) { return aspen_order(class_, 1, 0); }
 static inline uint32_t aspen_order_class(uint64_t order) { return (uint32_t)(order >> ASPEN_CLASS_SHIFT); }
 static inline int aspen_order_timed(uint64_t order) { return !(order & ASPEN_ORDER_UNTIMED); }
 
@@ -117,23 +119,26 @@ static inline struct aspen_lane *aspen_row_lane(struct aspen_row *row, uint64_t 
   return lane;
 }
 
-/* Does the caller take tiles of a request of this order? */
-static inline int aspen_takes(const struct aspen_user *u, uint64_t order) { return order >= u->from && order <= u->before - 1; }
-
-/* Does it, by hints? A lane counts as its first item. Requests with a deadline are never left to others. */
-static inline int aspen_lane_advised(struct aspen_lane *lane, const struct aspen_user *u) {
-  if (!u->advice.control || aspen_order_timed(aspen_load_guarded(&lane->order))) return 1;
-  const unsigned depth = (unsigned)__builtin_ctz(aspen_load_guarded(&lane->mask));
-  return aspen_advised(&u->advice, aspen_load_guarded(&lane->queue[depth].head), depth);
+/* Whether a filter lets through tiles of a request of this order. */
+static inline int aspen_takes(struct aspen_filter filter, uint64_t order) {
+  const uint32_t class_ = aspen_order_class(order);
+  return class_ >= filter.from && class_ <= filter.before - 1;
 }
 
-/* The lanes of a row, a bit each, from which the caller takes something. */
-static inline uint32_t aspen_row_lanes(struct aspen_row *row, const struct aspen_user *u) {
+/* Whether hints leave a lane's tiles to the caller. A lane counts as its first item. Requests with a deadline are never left to others. */
+static inline int aspen_lane_advised(struct aspen_lane *lane, const struct aspen_advice *advice) {
+  if (!advice || aspen_order_timed(aspen_load_guarded(&lane->order))) return 1;
+  const unsigned depth = (unsigned)__builtin_ctz(aspen_load_guarded(&lane->mask));
+  return aspen_advised(advice, aspen_load_guarded(&lane->queue[depth].head), depth);
+}
+
+/* Returns the lanes of a row, a bit each, from which a filter lets something through. */
+static inline uint32_t aspen_row_lanes(struct aspen_row *row, struct aspen_filter filter) {
   uint32_t busy = aspen_load_guarded(&row->busy), lanes = busy;
-  if (!u->from && !u->before && !u->advice.control) return busy;
+  if (!filter.from && !filter.before && !filter.advice) return busy;
   for (; busy; busy &= busy - 1) {
     struct aspen_lane *lane = &row->lane[__builtin_ctz(busy)];
-    if (!aspen_takes(u, aspen_load_guarded(&lane->order)) || !aspen_lane_advised(lane, u)) lanes &= ~(busy & -busy);
+    if (!aspen_takes(filter, aspen_load_guarded(&lane->order)) || !aspen_lane_advised(lane, filter.advice)) lanes &= ~(busy & -busy);
   }
   return lanes;
 }
@@ -256,19 +261,19 @@ static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, u
   return r;
 }
 
-/* May there be something in a row that the caller takes? By a look from outside. */
-static inline int aspen_row_offers(const struct aspen_row *row, const struct aspen_user *u) {
+/* Whether a row may have something that a filter lets through, by a look from outside. */
+static inline int aspen_row_offers(const struct aspen_row *row, struct aspen_filter filter) {
   uint64_t first = aspen_load_relaxed(&row->first);
-  return first && first <= u->before - 1;
+  return first && aspen_order_class(first) <= filter.before - 1;
 }
 
-/* Takes the best item of a row, of those that the caller takes: its owner waits for the lock, a thief does not. */
-static inline int aspen_pool_pop(struct aspen_row *row, struct aspen_user *u, int thief, uint64_t *item) {
+/* Takes the best item of a row that the filter lets through. The row's owner waits for the lock, a thief does not. */
+static inline int aspen_pool_pop(struct aspen_row *row, struct aspen_user *u, struct aspen_filter filter, int thief, uint64_t *item) {
   uint32_t lanes;
-  if (!aspen_row_offers(row, u)) return ASPEN_EMPTY;
+  if (!aspen_row_offers(row, filter)) return ASPEN_EMPTY;
   int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);
   if (r) return r;
-  if (!(lanes = aspen_row_lanes(row, u))) r = ASPEN_EMPTY;
+  if (!(lanes = aspen_row_lanes(row, filter))) r = ASPEN_EMPTY;
   else if (!aspen_row_mapped(u)) r = ASPEN_ATTACH;
   else *item = aspen_row_take(row, u, lanes);
   aspen_row_unlock(row);

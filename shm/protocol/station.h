@@ -1,4 +1,5 @@
-/* What one worker's process knows privately: where it has mapped what. The steps of the protocol (claim.h, complete.h, workers/dse.h) work on it.
+/* What one worker's process knows privately: where it has mapped what. The steps of the protocol work on it (claim.h, complete.h,
+ * workers/engine).
  *
  * All of it is made between two runs of the scheduling loop, when the worker has mapped what was announced; the loop only reads it, except
  * for the few words that say so.

@@ -67,7 +67,14 @@ def sources(folder: Path, *, small: bool = True) -> Path:
     """Copies the headers and the tests' C files into one folder, where quoted includes find each other. `small`: with small tables."""
     folder.mkdir(parents=True, exist_ok=True)
     tests = [f"tests/{where}/*/*.{kind}" for where in ("stress", "crash") for kind in "hc"]
-    for pattern in ("shm/protocol/*.h", "workers/*.h", "workers/kernels/kernel.h", "workers/kernels/dispatch/isa.h", *tests):
+    for pattern in (
+        "shm/protocol/*.h",
+        "workers/engine/*.h",
+        "workers/plans/*.h",
+        "workers/kernels/kernel.h",
+        "workers/kernels/dispatch/isa.h",
+        *tests,
+    ):
         for path in ROOT.glob(pattern):
             text = re.sub(r'#include "(?:\.\./)*(?:[a-z]+/)*([a-z_]+\.h)"', r'#include "\1"', path.read_text())
             (folder / path.name).write_text(text)

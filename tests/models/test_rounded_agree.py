@@ -26,7 +26,7 @@ def test_network(name: str) -> None:
     runners: dict[int, KernelRunner] = {}
     for seed, (workers, order, isa) in enumerate(RUNS):
         if workers not in runners:
-            stage = planned(data, feeds, workers, api.Options(pairs=True))
+            stage = planned(data, feeds, workers, api.Options(bf16=True))
             assert {"BGEMM", "BCONV"} & {row.kernel for row in stage.plan.info}
             runners[workers] = KernelRunner(stage.plan, store)
         found = dict(zip((info.name for info in runners[workers].plan.outputs), runners[workers].run(feeds, order, seed, isa), strict=True))
@@ -41,7 +41,7 @@ def test_exact_and_rounded_weights_lie_beside_each_other() -> None:
     model = models.build("bert_base", batch=1, seq=9, **models.miniature("bert_base"))
     feeds, data, store = models.inputs(model), model.SerializeToString(), WeightStore()
     expected = reference(data, feeds)
-    for pairs, least, most in ((False, 0.0, 1e-4), (True, 1e-5, NEAR), (False, 0.0, 1e-4)):
-        plan = planned(data, feeds, 1, api.Options(pairs=pairs)).plan
+    for bf16, least, most in ((False, 0.0, 1e-4), (True, 1e-5, NEAR), (False, 0.0, 1e-4)):
+        plan = planned(data, feeds, 1, api.Options(bf16=bf16)).plan
         found = dict(zip((info.name for info in plan.outputs), KernelRunner(plan, store).run(feeds, "fifo", 0), strict=True))
         assert least <= error_of([np.asarray(found[v.name]) for v in model.graph.output], expected) <= most

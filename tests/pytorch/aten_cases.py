@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'aspen-mp[torch]'")
+from aspen_mp.torch.layers import recurrent  # noqa: E402, F401
+
 ops = torch.ops.aten
 
 
@@ -48,9 +50,8 @@ def cases(*names: str) -> Callable[[Callable[..., Cases]], Callable[..., Cases]]
 
 
 def operator(name: str) -> Any:
-    packet, _, overload = name.rpartition(".")
-    space = torch.ops.prims if packet.startswith("prims.") else ops
-    return getattr(getattr(space, packet.removeprefix("prims.")), overload)
+    *space, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, space[0]) if space else ops, packet), overload)
 
 
 SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, 2.5, -1.5])

@@ -492,3 +492,25 @@ def _flash(op: Any) -> Cases:
     yield Case(lambda q, k, v: op(q, k, v, 0.0, True)[0], (real(2, 3, 5, 8), real(2, 3, 5, 8), real(2, 3, 5, 8)))
     yield Case(lambda q, k, v, m: op(q, k, v, attn_mask=m)[0], (q, k, v, real(5, 7)))
     yield Case(lambda q, k, v, m: op(q, k, v, attn_mask=m)[0], (q, k, v, real(2, 1, 5, 7)))
+
+
+# ---- recurrent layers
+
+
+@cases("aspen_mp.lstm.default", "aspen_mp.gru.default", "aspen_mp.rnn_tanh.default", "aspen_mp.rnn_relu.default")
+def _recurrent(op: Any) -> Cases:
+    """Weights are constants, as those of modules are."""
+    kind = str(op).split(".")[1]
+    gates, count = {"lstm": (4, 2), "gru": (3, 1)}.get(kind, (1, 1))
+    for layers, two, first, biases in ((1, False, False, True), (1, True, True, False), (3, True, True, True), (2, False, False, False)):
+        shapes: list[tuple[int, ...]] = []
+        for layer in range(layers):
+            one = [(gates * 5, 6 if layer == 0 else 5 * (1 + two)), (gates * 5, 5)] + [(gates * 5,)] * (2 * biases)
+            shapes += one * (1 + two)
+        weights = [torch.nn.Parameter(real(*shape, low=-1, high=1), requires_grad=False) for shape in shapes]
+        states = [real(layers * (1 + two), 2, 5) for _ in range(count)]
+
+        def call(x: Any, *hx: Any, weights: Any = weights, options: Any = (biases, layers, 0.1, False, two, first)) -> Any:
+            return op(x, list(hx) if len(hx) > 1 else hx[0], weights, *options)
+
+        yield Case(call, (real(*((2, 4) if first else (4, 2)), 6), *states))

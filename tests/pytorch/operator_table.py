@@ -36,7 +36,7 @@ def page() -> str:
     assert importer.RULES is RULES
     families: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name in RULES:
-        packet = name.rpartition(".")[0]
+        packet = name.rpartition(".")[0].removeprefix("aspen_mp.")
         family = RULES[name].__module__.rpartition(".")[2]
         types = {str(tensor.dtype).removeprefix("torch.") for case in GENERATORS[name]() for tensor in case.tensors}
         families[packet, family] |= types

@@ -17,7 +17,11 @@ from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
 from aspen_mp.errors import ModelParseError, RequestError, UnsupportedModelError  # noqa: E402
-from aspen_mp.torch import compile_ahead, decompositions, load_ahead  # noqa: E402
+from aspen_mp.torch import (  # noqa: E402
+    compile_ahead,
+    decompositions,
+    load_ahead,
+)
 from aspen_mp.torch.ahead import export as ahead  # noqa: E402
 from aspen_mp.torch.importer import ASSERTION, import_graph, operator_name  # noqa: E402
 

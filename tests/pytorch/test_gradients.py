@@ -49,6 +49,7 @@ class Net(nn.Module):
     def __init__(self, body: Body) -> None:
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.steps = nn.LSTM(6, 8, batch_first=True)
         self.register_buffer("count", torch.zeros(1))
         self.body = body
 
@@ -91,6 +92,7 @@ RUN: dict[str, Body] = {
     "detached": lambda m, x: m.second(hidden(m, x).detach()) * 2 + 1,
     "weights as results": lambda m, x: (m.first.weight.exp() * 2 + 1, m.second(hidden(m, x))),
     "attention": lambda m, x: nn.functional.scaled_dot_product_attention(*m.first(x).view(1, -1, 2, 4).expand(3, -1, -1, -1)) * 2 + 1,
+    "recurrent": lambda m, x: m.second(m.steps(x.expand(2, -1, -1).cumsum(0))[0]).exp(),
     "tied": lambda m, x: torch.tanh(m.first(m.first(x)[:, :6]) * 2) * 3,
     "broken": broken,
     "partly": partly,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'a
 from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
-from aspen_mp.torch import backend  # noqa: E402
+from aspen_mp.torch import backend, compiled, optimized  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,14 @@ def fresh() -> Iterator[None]:
     backend._warned.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each call that a runtime runs."""
+    calls, call = [], compiled.Compiled.__call__
+    monkeypatch.setattr(compiled.Compiled, "__call__", lambda *given: (calls.append(1), call(*given))[1])
+    return calls
 
 
 class Net(nn.Module):
@@ -139,6 +148,35 @@ def test_explain_names_what_stays_and_why() -> None:
     assert found.graphs == 2
     assert found.breaks
     assert "digamma.default" in str(found)
+
+
+def test_each_module_has_graphs_of_its_own(runtime: Any, ran: list[int]) -> None:
+    """Modules of one class share their code. PyTorch's limit of graphs is for one module, and is that of users for their own modules."""
+    limit, modules = (
+        torch._dynamo.config.recompile_limit,
+        [nn.Sequential(*[nn.Linear(4, 4) for _ in range(n)]).eval() for n in range(3, 15)],
+    )
+    for module in modules:
+        aspen_mp.optimize(module, runtime=runtime)(torch.ones(2, 4))
+    assert len(ran) == len(modules)
+    assert torch._dynamo.config.recompile_limit == limit
+
+
+@pytest.mark.parametrize("limit", ["one module's", "the process's"])
+def test_a_limit_of_graphs_warns_once(runtime: Any, ran: list[int], monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    class Tagged(nn.Module):
+        def forward(self, x: Any, tag: str) -> Any:
+            return (x.relu() * 2 + 1).sin() if tag else x
+
+    monkeypatch.setattr(optimized, "MOST_VARIANTS", 10 if limit == "one module's" else 64)
+    process = torch._dynamo.config.patch(accumulated_recompile_limit=64 if limit == "one module's" else 10)
+    module, x = aspen_mp.optimize(Tagged().eval(), runtime=runtime), torch.ones(2, 2)
+    with process, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(1, 14):
+            torch.testing.assert_close(module(x, "x" * n), (x.relu() * 2 + 1).sin())
+    assert len(ran) == 10
+    assert ["Tagged 10 times" in str(warning.message) for warning in caught if "eager PyTorch" in str(warning.message)] == [True]
 
 
 def test_released_weights_are_views_of_the_runtimes(runtime: Any) -> None:

@@ -102,6 +102,69 @@ def test_results_have_the_strides_that_pytorch_gives(compiled: Any) -> None:
     same(compiled(views)(x), views(x))
 
 
+def test_results_with_gaps_in_memory_keep_the_order_of_their_axes(compiled: Any) -> None:
+    for call in (lambda x: (x + 1).t()[1:], lambda x: (x + 1).permute(2, 0, 1)[:, 1:], lambda x: (x + 1)[..., ::2]):
+        for x in (torch.randn(4, 6, 5), torch.randn(4, 6)):
+            try:
+                want = call(x)
+            except (RuntimeError, IndexError):
+                continue
+            got = compiled(call)(x)
+            assert torch.equal(got, want)
+            assert [*torch.tensor(got.stride()).argsort()] == [*torch.tensor(want.stride()).argsort()]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("call", ["topk", "sort", "argsort", "stable sort"])
+def test_places_of_equal_elements(call: str, dtype: Any, compiled: Any) -> None:
+    calls = {
+        "topk": lambda x: torch.topk(x, 5),
+        "sort": torch.sort,
+        "argsort": lambda x: torch.argsort(x, descending=True),
+        "stable sort": lambda x: torch.sort(x, stable=True),
+    }
+    x = torch.randint(0, 9, (3, 200)).to(dtype)
+    for a, b in zip(compiled(lambda x: calls[call](x + 1))(x), calls[call](x + 1), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_whole_quotients_of_halves(mode: str, dtype: Any, compiled: Any) -> None:
+    x, y = (torch.randn(100, 100) * 100).to(dtype), torch.randn(100, 100).to(dtype)
+    assert torch.equal(compiled(lambda x, y: torch.div(x, y, rounding_mode=mode))(x, y), torch.div(x, y, rounding_mode=mode))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.lerp,
+        lambda x, y, z: torch.addcmul(x, y, z, value=0.3),
+        lambda x, y, z: x * 0.3,
+        lambda x, y, z: x + 0.3,
+        lambda x, y, z: torch.add(x, y, alpha=0.7),
+        lambda x, y, z: F.silu(x),
+        lambda x, y, z: F.log_softmax(x, -1),
+        lambda x, y, z: F.softplus(x, beta=3),
+        lambda x, y, z: F.logsigmoid(x),
+        lambda x, y, z: F.glu(x),
+        lambda x, y, z: F.selu(x),
+        lambda x, y, z: x.abs().pow(1.3),
+        lambda x, y, z: x.abs().rsqrt(),
+        lambda x, y, z: x.abs().log10(),
+        lambda x, y, z: x.logsumexp(-1),
+        lambda x, y, z: torch.round(x, decimals=2),
+    ],
+)
+def test_halves_are_rounded_once(call: Any, dtype: Any, compiled: Any) -> None:
+    """Of operators that are several nodes."""
+    given = [torch.randn(64, 64).to(dtype) for _ in range(3)]
+    got, want = compiled(call)(*given).double(), call(*given).double()
+    exact = call(*(tensor.double() for tensor in given))
+    assert (got - exact).norm() <= 1.1 * (want - exact).norm()
+
+
 def test_graph_breaks(compiled: Any) -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -438,3 +501,19 @@ def test_fused_attention_of_torch_is_taken_apart(compiled: Any) -> None:
     attention, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 5, 16)
     same(compiled(lambda x: attention(x, x, x, need_weights=False)[0])(x), attention(x, x, x, need_weights=False)[0])
     same(compiled(lambda x: attention(x, x, x))(x), attention(x, x, x))
+
+
+@pytest.mark.parametrize(("size", "hop"), [(64, 16), (400, 100), (1024, 256)])
+def test_spectra_and_back(compiled: Any, size: int, hop: int) -> None:
+    """The graph of the inverse does not grow with the window."""
+
+    class Spectra(nn.Module):
+        def forward(self, x: Any) -> Any:
+            window = torch.hann_window(size)
+            spectra = torch.view_as_real(torch.stft(x, size, hop, window=window, return_complex=True))
+            spectra = (spectra * 0.5 + spectra.abs().mean(-1, keepdim=True) * 0.01).contiguous()
+            return torch.istft(torch.view_as_complex(spectra), size, hop, window=window, length=x.shape[-1]) * 2 + 1
+
+    module, x = Spectra().eval(), torch.randn(2, 4 * size)
+    torch.testing.assert_close(compiled(module)(x), module(x), rtol=1e-4, atol=1e-5)
+    assert len(aspen_mp.explain(module, x).rows) < 100

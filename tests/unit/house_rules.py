@@ -74,7 +74,7 @@ NO_OPERATORS: Final = {"JOIN", "END", "OPAQUE"}
 """Names of opcodes that are no operator's: tiles without work, and whatever is computed in Python."""
 ONNX_TOO: Final = {"LSTM", "GRU", "RNN", "LRN", "SOFTMAX", "RBF"}
 """Names of ops that ONNX has, too, for an operator or as an attribute's value: `SPEAK_ONNX` means those."""
-SPEAK_ONNX: Final = ("aspen_mp.planner.frontends", "aspen_mp.workers.fallback", "aspen_mp.bench.drawn")
+SPEAK_ONNX: Final = ("aspen_mp.planner.frontends", "aspen_mp.workers.fallback", "aspen_mp.bench.drawn", "aspen_mp.torch.operators")
 NAME_OPS: Final = {
     "aspen_mp.cli.doctor": "measures what a kernel gives, beside other processors' figures",
     "aspen_mp.planner.cost.factors": "measured times are by kernel, as calibrations are",

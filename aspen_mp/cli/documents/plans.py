@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from aspen_mp.control.wire.status import Document
+from aspen_mp.planner.plan.why import Why
 
 
 class Value(Document):
@@ -155,6 +156,7 @@ class Plan(Document):
     planning_s: float
     search: Search | None
     shared: SharedCores | None
+    why: Why | UnsetType = UNSET
     file: str | UnsetType = UNSET
     measured: Measured | UnsetType = UNSET
 

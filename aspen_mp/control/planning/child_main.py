@@ -280,7 +280,7 @@ class Planner:
             accuracy=mine.accuracy,
             strassen=mine.strassen,
             sums_bytes=mine.instructions.sums_bytes,
-            pairs=mine.bf16,
+            bf16=mine.bf16,
             capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
             planning=planning,
             build=PlanOptions(sized=sized),

@@ -27,6 +27,7 @@ from aspen_mp.torch.ahead.load import KEY
 from aspen_mp.torch.builder import ONNX_TYPES
 from aspen_mp.torch.explanation import source_of
 from aspen_mp.torch.importer import Constant, Imported, Output, import_graph, operator_name, value_info
+from aspen_mp.torch.layers import recurrent
 
 MOST_INSIDE: Final = 1 << 30
 """Larger weights lie in a file beside the model: an ONNX file has at most 2 GiB."""
@@ -74,7 +75,8 @@ def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
             raise ValueError(f"dynamic names {name!r}, which is none of the arguments: {', '.join(given)}")
     shapes = {name: _dims(name, value, dynamic.get(name)) for name, value in given.items()}
     with torch.no_grad():
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes if dynamic else None)
+        with recurrent.whole:
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes if dynamic else None)
         return program.run_decompositions(decompositions.table())
 
 

@@ -10,6 +10,7 @@ from aspen_mp.torch.operators import (
     indexing,
     norms,
     products,
+    recurrent,
     reductions,
     views,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "indexing",
     "norms",
     "products",
+    "recurrent",
     "reductions",
     "views",
 ]

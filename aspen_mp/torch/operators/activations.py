@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from aspen_mp.torch.builder import Builder, Scalar, Value
-from aspen_mp.torch.registry import aten
+from aspen_mp.torch.builder import Builder, Scalar, Value, in_float32
+from aspen_mp.torch.operators.elementwise import clamped
+from aspen_mp.torch.registry import Unsupported, aten
 
 
 @aten("relu.default")
@@ -15,7 +18,7 @@ def _relu(b: Builder, x: Value) -> Value:
 
 @aten("hardtanh.default")
 def _hardtanh(b: Builder, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
-    return b.emit("Clip", x, b.constant(low, x.dtype), b.constant(high, x.dtype))
+    return clamped(b, x, low, high)
 
 
 @aten("gelu.default")
@@ -24,6 +27,7 @@ def _gelu(b: Builder, x: Value, *, approximate: str = "none") -> Value:
 
 
 @aten("silu.default")
+@in_float32
 def _silu(b: Builder, x: Value) -> Value:
     return b.emit("Mul", x, b.emit("Sigmoid", x))
 
@@ -44,6 +48,7 @@ def _mish(b: Builder, x: Value) -> Value:
 
 
 @aten("elu.default")
+@in_float32
 def _elu(b: Builder, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Value:
     if input_scale == 1 and alpha == 1 and scale == 1:
         return b.emit("Elu", x, alpha=1.0)
@@ -74,7 +79,10 @@ def _prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 
 @aten("softplus.default")
+@in_float32
 def _softplus(b: Builder, x: Value, beta: Scalar = 1, threshold: Scalar = 20) -> Value:
+    if not math.isfinite(beta):
+        raise Unsupported(f"a factor of {beta}")
     scaled = x if beta == 1 else b.emit("Mul", x, b.constant(beta, x.dtype))
     y = b.emit("Softplus", scaled)
     y = y if beta == 1 else b.emit("Div", y, b.constant(beta, x.dtype))
@@ -83,6 +91,7 @@ def _softplus(b: Builder, x: Value, beta: Scalar = 1, threshold: Scalar = 20) ->
 
 
 @aten("log_sigmoid_forward.default")
+@in_float32
 def _log_sigmoid(b: Builder, x: Value) -> tuple[Value, None]:
     return b.emit("Neg", b.emit("Softplus", b.emit("Neg", x))), None
 
@@ -95,12 +104,14 @@ def _threshold(b: Builder, x: Value, threshold: Scalar, value: Scalar) -> Value:
 
 
 @aten("glu.default")
+@in_float32
 def _glu(b: Builder, x: Value, dim: int = -1) -> Value:
     half, gate = b.emit_all("Split", [x], [x.dtype, x.dtype], axis=dim, num_outputs=2)
     return b.emit("Mul", half, b.emit("Sigmoid", gate))
 
 
 @aten("_softmax.default", "_safe_softmax.default")
+@in_float32
 def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: object) -> Value:
     x = b.cast(x, b.dtype)
     if x.rank == 0:
@@ -112,6 +123,7 @@ def _softmax(b: Builder, x: Value, dim: int, half_to_float: object = None, **_: 
 
 
 @aten("_log_softmax.default")
+@in_float32
 def _log_softmax(b: Builder, x: Value, dim: int, half_to_float: object = None) -> Value:
     x = b.cast(x, b.dtype)
     return b.constant(0, b.dtype) if x.rank == 0 else b.emit("LogSoftmax", x, axis=dim)

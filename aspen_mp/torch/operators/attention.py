@@ -12,7 +12,7 @@ from aspen_mp.torch.registry import Unsupported, aten
 def _attention(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
     if q.rank != 4 or not k.rank == v.rank == 4:
         raise Unsupported("attention without batch and heads")
-    if causal and sizes.expression(q.shape[2]) != sizes.expression(k.shape[2]):
+    if causal and not sizes.same(q.shape[2], k.shape[2]):
         raise Unsupported("a causal mask for unlike numbers of queries and keys")
     if mask is not None and mask.dtype != torch.bool:
         mask = b.cast(mask, q.dtype)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from aspen_mp.torch.builder import Builder, Scalar, Value
+from aspen_mp.torch.operators.creation import filled
 from aspen_mp.torch.registry import Unsupported, aten
 
 Operand = Value | Scalar
@@ -77,11 +78,15 @@ def _not(b: Builder, x: Value) -> Value:
 
 @aten("isnan.default")
 def _isnan(b: Builder, x: Value) -> Value:
+    if not x.dtype.is_floating_point:
+        return filled(b, x.shape, False, torch.bool)
     return b.emit("Not", b.emit("Equal", x, x, dtype=torch.bool)) if x.dtype == torch.float64 else b.emit("IsNaN", x, dtype=torch.bool)
 
 
 @aten("isinf.default")
 def _isinf(b: Builder, x: Value) -> Value:
+    if not x.dtype.is_floating_point:
+        return filled(b, x.shape, False, torch.bool)
     return b.emit("Equal", b.emit("Abs", x), b.constant(float("inf"), x.dtype), dtype=torch.bool)
 
 

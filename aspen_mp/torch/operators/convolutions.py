@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aspen_mp.torch import sizes
-from aspen_mp.torch.builder import INT64, Builder, Value, static
+from aspen_mp.torch.builder import HALVES, INT64, Builder, Value, static
 from aspen_mp.torch.registry import Unsupported, aten
 
 
@@ -215,6 +215,8 @@ def _cubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool
 
 @aten("grid_sampler_2d.default")
 def _grid_sample(b: Builder, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
+    if x.dtype in HALVES:
+        raise Unsupported("halves as coordinates: PyTorch rounds them at each step, which may lead to another element")
     modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
     return b.emit("GridSample", x, grid, mode=modes[mode], padding_mode=paddings[padding], align_corners=int(align_corners))
 

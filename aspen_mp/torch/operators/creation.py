@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.builder import INT64, NUMPY_TYPES, Builder, Scalar, Value, static
@@ -13,6 +14,7 @@ from aspen_mp.torch.registry import Unsupported, aten, refuse
 
 refuse("it keeps bits and changes what they mean", "view.dtype")
 refuse("ONNX has no word for it, and a composition loses digits", "erfc.default", "atan2.default", "lgamma.default", "digamma.default")
+refuse("it adds up windows that overlap, which ONNX has no word for", "unfold_backward.default")
 refuse("complex numbers have no kernels", "complex.default", "view_as_complex.default", "view_as_real.default", "_fft_r2c.default")
 
 _MOST_BAKED = 1 << 14
@@ -40,8 +42,9 @@ refuse(
 
 def filled(b: Builder, shape: Sequence[Any], value: Scalar, dtype: Any) -> Value:
     """A tensor of one number."""
-    known = [sizes.plain(n) for n in shape]
-    if all(isinstance(n, int) for n in known) and int(np.prod(known)) <= _MOST_BAKED:
+    known, value = [sizes.plain(n) for n in shape], sizes.plain(value)
+    fixed = all(isinstance(n, int) for n in known) and isinstance(value, int | float)
+    if fixed and int(np.prod(known)) <= _MOST_BAKED:
         return b.constant(np.full(known, value, NUMPY_TYPES[dtype]), dtype)
     return b.expand(b.number(value, dtype), shape)
 
@@ -49,7 +52,7 @@ def filled(b: Builder, shape: Sequence[Any], value: Scalar, dtype: Any) -> Value
 @aten("full.default", "new_full.default", "full_like.default")
 def _full(b: Builder, size: Any, *arguments: Any, fill_value: Any = None, **_: Any) -> Value:
     value = arguments[-1] if arguments else fill_value
-    if not sizes.is_size(value) and not isinstance(value, int | float):
+    if not sizes.is_number(value):
         raise Unsupported("a fill that is no number")
     return filled(b, b.shape, value, b.dtype)
 
@@ -92,18 +95,31 @@ def _arange(b: Builder, *arguments: Any, start: Any = 0, step: Any = 1, **_: Any
         (count,) = static(b.shape, "the length of a range")
         if count > _MOST_BAKED * 16:
             raise Unsupported("a range too long to be written down")
-        return b.constant(known[0] + np.arange(count) * known[2], b.dtype)
+        first, gap = (known[0], known[2]) if b.dtype.is_floating_point else (int(known[0]), int(known[2]))
+        return b.constant(first + np.arange(count) * gap, b.dtype)
     if not all(sizes.is_size(value) for value in known):
         raise Unsupported("a range between fractions with sizes that are not fixed")
-    first, last, gap = (b.number(value, INT64) for value in known)
-    return b.cast(b.emit("Range", first, last, gap, dtype=INT64), b.dtype)
+    start, stop, step = (b.number(value, INT64) for value in known)
+    return b.cast(b.emit("Range", start, stop, step, dtype=INT64), b.dtype)
 
 
 @aten("linspace.default")
 def _linspace(b: Builder, start: Any, end: Any, steps: Any, **_: Any) -> Value:
     if any(isinstance(value, Value) for value in (start, end)) or not isinstance(sizes.plain(steps), int):
         raise Unsupported("a range that is not fixed")
-    return b.constant(np.linspace(start, end, sizes.plain(steps)), b.dtype)
+    if b.dtype.is_floating_point:
+        return b.constant(np.linspace(start, end, sizes.plain(steps)), b.dtype)
+    first, last = int(start), int(end)
+    info = torch.iinfo(b.dtype)
+    if not all(info.min <= end <= info.max for end in (first, last)):
+        raise Unsupported("a range between numbers that the type cannot hold")
+    return b.constant(_whole_range(first, last, sizes.plain(steps)), b.dtype)
+
+
+def _whole_range(first: int, last: int, count: int) -> np.ndarray[Any, Any]:
+    """Whole numbers as PyTorch rounds them: towards 0, counted from the nearer end."""
+    gap, places = (last - first) / max(count - 1, 1), np.arange(count)
+    return np.trunc(np.where(places < count // 2, first + gap * places, last - gap * (count - 1 - places)))
 
 
 @aten("eye.default", "eye.m")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from aspen_mp.torch.builder import Builder, Scalar, Value
+from aspen_mp.torch import sizes
+from aspen_mp.torch.builder import HALVES, NUMPY_TYPES, Builder, Scalar, Value, holds, in_float32
 from aspen_mp.torch.registry import Unsupported, aten
 
 Operand = Value | Scalar
@@ -53,7 +55,10 @@ def _same_type(name: str, op: str) -> None:
             raise Unsupported(f"{name} of bool")
         if not x.dtype.is_floating_point and name in {"ceil", "floor", "round"}:
             return x
-        return b.emit(op, x)
+        y = b.emit(op, x)
+        if name == "sign" and x.dtype.is_floating_point:  # of NaN it is 0
+            return b.emit("Where", b.emit("Equal", x, x, dtype=torch.bool), y, b.constant(0, x.dtype), dtype=x.dtype)
+        return y
 
 
 def _to_float(name: str, op: str) -> None:
@@ -69,6 +74,7 @@ for _name, _op in _UNARY_FLOAT.items():
 
 
 @aten("round.decimals")
+@in_float32
 def _round_decimals(b: Builder, x: Value, *, decimals: int = 0) -> Value:
     if not x.dtype.is_floating_point:
         raise Unsupported("rounding whole numbers to decimals")
@@ -91,16 +97,19 @@ def truncated(b: Builder, x: Value) -> Value:
 
 
 @aten("frac.default")
+@in_float32
 def _frac(b: Builder, x: Value) -> Value:
     return b.emit("Sub", x, truncated(b, x))
 
 
 @aten("rsqrt.default")
+@in_float32
 def _rsqrt(b: Builder, x: Value) -> Value:
     return b.emit("Reciprocal", b.emit("Sqrt", b.cast(x, b.dtype)))
 
 
 @aten("log2.default", "log10.default")
+@in_float32
 def _log_of_base(b: Builder, x: Value) -> Value:
     base = 2.0 if b.made_for("log2") else 10.0
     return b.emit("Mul", b.emit("Log", b.cast(x, b.dtype)), b.constant(1.0 / math.log(base), b.dtype))
@@ -144,40 +153,79 @@ def _rsub(b: Builder, x: Operand, y: Operand, alpha: Scalar = 1) -> Value:
 
 def _sum(b: Builder, op: str, x: Operand, y: Operand, alpha: Scalar) -> Value:
     if b.dtype == torch.bool:
-        if op == "Sub" or alpha != 1:
+        if op == "Sub" or not sizes.same(alpha, 1):
             raise Unsupported("differences of bools")
         return b.emit("Or", b.operand(x, torch.bool), b.operand(y, torch.bool))
-    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
-    if alpha != 1:
-        right = b.emit("Mul", right, b.constant(alpha, b.dtype))
-    return b.emit(op, left, right)
+    left, right = operands(b, x, y)
+    return b.emit(op, left, right) if sizes.same(alpha, 1) else in_float32(_scaled_sum)(b, op, left, right, alpha)
+
+
+def _scaled_sum(b: Builder, op: str, x: Value, y: Value, alpha: Scalar) -> Value:
+    return b.emit(op, x, scaled(b, y, alpha))
+
+
+def operands(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
+    """Both in the result's type. A number that it does not hold becomes infinite."""
+    left, right = (_limited(value, b.dtype) if b.dtype.is_floating_point else value for value in (x, y))
+    return b.operand(left, b.dtype), b.operand(right, b.dtype)
+
+
+def factors(b: Builder, x: Operand, y: Operand) -> tuple[Value, Value]:
+    """The same of products and quotients. PyTorch computes those of halves in float32, which has more numbers."""
+    dtype = b.dtype if _fits(x, b.dtype) and _fits(y, b.dtype) else torch.float32
+    return b.operand(x, dtype), b.operand(y, dtype)
+
+
+def _fits(value: Operand, dtype: Any) -> bool:
+    """Whether a half has exactly this number; other types are taken as they are."""
+    if not isinstance(value, int | float) or dtype not in HALVES:
+        return True
+    with np.errstate(over="ignore"):
+        return float(np.asarray(value).astype(NUMPY_TYPES[dtype])) == value
+
+
+def scaled(b: Builder, x: Value, factor: Scalar) -> Value:
+    if sizes.same(factor, 1):
+        return x
+    dtype = x.dtype if _fits(factor, x.dtype) else torch.float32
+    return b.cast(b.emit("Mul", b.cast(x, dtype), b.number(factor, dtype), shape=x.shape), x.dtype)
 
 
 @aten("mul.Tensor", "mul.Scalar")
 def _mul(b: Builder, x: Operand, y: Operand) -> Value:
-    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
-    return b.emit("And" if b.dtype == torch.bool else "Mul", left, right)
+    left, right = factors(b, x, y)
+    return b.cast(b.emit("And" if b.dtype == torch.bool else "Mul", left, right), b.dtype)
 
 
 @aten("div.Tensor", "div.Scalar")
 def _div(b: Builder, x: Operand, y: Operand) -> Value:
-    return b.emit("Div", b.operand(x, b.dtype), b.operand(y, b.dtype))
+    return b.cast(b.emit("Div", *factors(b, x, y)), b.dtype)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def _div_mode(b: Builder, x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
-    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
     if rounding_mode is None:
-        return b.emit("Div", left, right)
+        return _div(b, x, y)  # type: ignore[no-any-return]
     if rounding_mode == "floor":
-        return floor_divided(b, left, right)
-    quotient = b.emit("Div", left, right)
+        return _floored(b, x, y)
+    _refuse_halves(b)
+    quotient = b.emit("Div", *operands(b, x, y))
     return truncated(b, quotient) if b.dtype.is_floating_point else quotient
 
 
 @aten("floor_divide.default")
 def _floor_divide(b: Builder, x: Operand, y: Operand) -> Value:
-    return floor_divided(b, b.operand(x, b.dtype), b.operand(y, b.dtype))
+    return _floored(b, x, y)
+
+
+def _floored(b: Builder, x: Operand, y: Operand) -> Value:
+    _refuse_halves(b)
+    return floor_divided(b, *operands(b, x, y))
+
+
+def _refuse_halves(b: Builder) -> None:
+    if b.dtype in HALVES:
+        raise Unsupported("whole quotients of halves: PyTorch rounds to the type before it cuts off")
 
 
 def floor_divided(b: Builder, x: Value, y: Value) -> Value:
@@ -206,22 +254,29 @@ def _unlike(b: Builder, rest: Value, divisor: Value) -> Value:
 
 @aten("fmod.Tensor", "fmod.Scalar")
 def _fmod(b: Builder, x: Operand, y: Operand) -> Value:
-    return b.emit("Mod", b.operand(x, b.dtype), b.operand(y, b.dtype), fmod=1)
+    return b.emit("Mod", *operands(b, x, y), fmod=1)
 
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def _remainder(b: Builder, x: Operand, y: Operand) -> Value:
+    return _rest(b, *operands(b, x, y))
+
+
+@in_float32
+def _rest(b: Builder, x: Value, y: Value) -> Value:
     """The sign is the divisor's, as of Python's `%`."""
-    left, right = b.operand(x, b.dtype), b.operand(y, b.dtype)
     if not b.dtype.is_floating_point:
-        return b.emit("Mod", left, right)
-    rest = b.emit("Mod", left, right, fmod=1)
-    return b.emit("Where", _unlike(b, rest, right), b.emit("Add", rest, right), rest, dtype=b.dtype)
+        return b.emit("Mod", x, y)
+    rest = b.emit("Mod", x, y, fmod=1)
+    return b.emit("Where", _unlike(b, rest, y), b.emit("Add", rest, y), rest, dtype=rest.dtype)
 
 
 @aten("pow.Tensor_Scalar")
+@in_float32
 def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
-    x = b.cast(x, b.dtype)
+    x, exponent = b.cast(x, b.dtype), sizes.plain(exponent)
+    if not isinstance(exponent, int | float):
+        return b.emit("Pow", x, b.number(exponent, b.dtype))
     if exponent == 2:
         return b.emit("Mul", x, x)
     if exponent == 3:
@@ -229,9 +284,9 @@ def _pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
     if exponent == 1:
         return b.emit("Identity", x)
     if b.dtype.is_floating_point:
-        if exponent == 0.5:
+        if exponent == 0.5 and b.out.dtype != torch.float16:  # as of other powers, that of -inf is inf in float16
             return b.emit("Sqrt", x)
-        if exponent == -0.5:
+        if exponent == -0.5 and b.out.dtype != torch.float16:
             return b.emit("Reciprocal", b.emit("Sqrt", x))
         if exponent == -1:
             return b.emit("Reciprocal", x)
@@ -255,15 +310,15 @@ def _extreme(b: Builder, x: Value, y: Value) -> Value:
 
 
 @aten("addcmul.default", "addcdiv.default")
+@in_float32
 def _add_product(b: Builder, x: Value, first: Value, second: Value, *, value: Scalar = 1) -> Value:
     op = "Mul" if b.made_for("addcmul") else "Div"
     product = b.emit(op, b.operand(first, b.dtype), b.operand(second, b.dtype))
-    if value != 1:
-        product = b.emit("Mul", product, b.constant(value, b.dtype))
-    return b.emit("Add", b.operand(x, b.dtype), product)
+    return b.emit("Add", b.operand(x, b.dtype), scaled(b, product, value))
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
+@in_float32
 def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
     weight = b.operand(weight, b.dtype)
     return b.emit("Add", start, b.emit("Mul", weight, b.emit("Sub", end, start)))
@@ -276,24 +331,33 @@ def _lerp(b: Builder, start: Value, end: Value, weight: Operand) -> Value:
 def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
     if b.made_for("clamp_max"):
         min, max = None, min
-    x = b.cast(x, b.dtype)
-    if isinstance(min, Value) or isinstance(max, Value):
-        x = x if min is None else b.emit("Max", x, b.operand(min, b.dtype))
-        return x if max is None else b.emit("Min", x, b.operand(max, b.dtype))
-    if min is not None and max is not None and min > max:
-        min = max
-    low, high = (None if limit is None else b.constant(_limited(limit, b.dtype), b.dtype) for limit in (min, max))
-    return b.emit("Clip", x, low, high) if min is not None or max is not None else x
+    return clamped(b, b.cast(x, b.dtype), min, max)
 
 
-def _limited(limit: Scalar, dtype: Any) -> Scalar:
-    """A limit that the type can hold."""
-    if dtype.is_floating_point:
+def clamped(b: Builder, x: Value, low: Any, high: Any) -> Value:
+    """Where the limits cross, the upper one holds."""
+    numbers = [_limited(limit, x.dtype) for limit in (low, high)]
+    if not all(limit is None or limit == limit for limit in numbers):  # noqa: PLR0124  # a limit that is NaN makes all of it NaN
+        return b.expand(b.constant(math.nan, x.dtype), x.shape)
+    if any(isinstance(limit, Value | torch.SymInt | torch.SymFloat) for limit in numbers):
+        x = x if low is None else b.emit("Max", x, b.operand(numbers[0], x.dtype))
+        return x if high is None else b.emit("Min", x, b.operand(numbers[1], x.dtype))
+    least, most = numbers
+    least = most if least is not None and most is not None and least > most else least
+    limits = [None if limit is None else b.constant(limit, x.dtype) for limit in (least, most)]
+    return b.emit("Clip", x, *limits) if any(limits) else x
+
+
+def _limited(limit: Any, dtype: Any) -> Any:
+    """A limit as the type holds it: an integer wraps, as PyTorch's do."""
+    if not isinstance(sizes.plain(limit), int | float):
         return limit
+    if dtype.is_floating_point:
+        return limit if holds(limit, dtype) else math.copysign(math.inf, limit)
     info = torch.iinfo(dtype)
     if math.isinf(limit):
         return int(info.max) if limit > 0 else int(info.min)
-    return int(limit)
+    return int(np.array(int(limit)).astype(NUMPY_TYPES[dtype]))
 
 
 @aten("where.self")

@@ -9,6 +9,7 @@ import torch
 
 from aspen_mp.torch import sizes
 from aspen_mp.torch.builder import INT64, Builder, Scalar, Value, positive
+from aspen_mp.torch.operators.elementwise import scaled
 from aspen_mp.torch.registry import Unsupported, aten
 
 
@@ -66,7 +67,7 @@ def _common(b: Builder, indices: Sequence[Value | None], axes: list[int]) -> lis
     for shape in shapes:
         for k, n in enumerate(shape):
             place = rank - len(shape) + k
-            if sizes.plain(common[place]) == 1:
+            if sizes.same(common[place], 1):
                 common[place] = n
     return common
 
@@ -132,8 +133,8 @@ def _scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Val
 
 @aten("scatter.value")
 def _scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Scalar) -> Value:
-    if x.rank == 0:
-        return x
+    if x.rank == 0 or index.rank == 0:
+        raise Unsupported("scattering into a scalar, or from one")
     updates = b.expand(b.number(value, x.dtype), index.shape)
     return b.emit("ScatterElements", x, _from_front(b, index), updates, axis=positive(dim, x.rank))
 
@@ -147,9 +148,9 @@ def _scatter_reduce(b: Builder, x: Value, dim: int, index: Value, source: Value,
 
 
 def _scattered(b: Builder, x: Value, dim: int, index: Value, source: Value, reduction: str | None) -> Value:
-    if x.rank == 0:
-        raise Unsupported("scattering into a scalar")
-    if any(sizes.expression(m) != sizes.expression(n) for m, n in zip(index.shape, source.shape, strict=True)):
+    if x.rank == 0 or index.rank == 0 or source.rank == 0:
+        raise Unsupported("scattering into a scalar, or from one")
+    if not all(map(sizes.same, index.shape, source.shape)):
         ends = b.ints(index.shape)
         source = b.emit("Slice", source, b.ints([0] * index.rank), ends, b.ints(range(index.rank)), shape=index.shape)
     return b.emit("ScatterElements", x, _from_front(b, index), b.cast(source, x.dtype), axis=positive(dim, x.rank), reduction=reduction)
@@ -160,8 +161,7 @@ def _index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, a
     if x.rank == 0:
         raise Unsupported("adding to a scalar")
     axis = positive(dim, x.rank)
-    if alpha != 1:
-        source = b.emit("Mul", source, b.constant(alpha, source.dtype), shape=source.shape)
+    source = scaled(b, source, alpha)
     order = [axis, *[k for k in range(x.rank) if k != axis]]
     places = b.emit("Unsqueeze", _from_front(b, b.cast(index, INT64)), b.ints([-1]))
     written = b.emit("ScatterND", b.transpose(x, order), places, b.transpose(b.cast(source, x.dtype), order), reduction="add")

@@ -60,7 +60,7 @@ def _instance_norm(
     """Statistics of the batch at hand: of a batch of one, those of each instance."""
     if {1, 2} & b.used or not training:
         raise Unsupported("statistics of a batch norm")
-    if sizes.plain(x.shape[0]) != 1:
+    if not sizes.same(x.shape[0], 1):
         raise Unsupported("a batch norm over a batch of several")
     (count,) = static([x.shape[1]], "the number of channels")
     scale = _scale(b, weight, [count], x.dtype)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from aspen_mp.torch import sizes
 from aspen_mp.torch.builder import Builder, Scalar, Value
+from aspen_mp.torch.operators.elementwise import scaled
 from aspen_mp.torch.registry import Unsupported, aten
 
 
@@ -21,14 +23,10 @@ def _mm(b: Builder, x: Value, y: Value) -> Value:
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")
 def _addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
-    result = product(b, x, y)
-    if alpha != 1:
-        result = b.emit("Mul", result, b.constant(alpha, b.dtype))
-    if beta == 0:
-        return result
-    if beta != 1:
-        bias = b.emit("Mul", bias, b.constant(beta, b.dtype))
-    return b.emit("Add", result, b.cast(bias, b.dtype))
+    if sizes.same(alpha, 0):
+        raise Unsupported("no product, whatever its factors")
+    result = scaled(b, product(b, x, y), alpha)
+    return result if sizes.same(beta, 0) else b.emit("Add", result, scaled(b, b.cast(bias, b.dtype), beta))
 
 
 @aten("_int_mm.default")

@@ -45,7 +45,7 @@ def _transpose(b: Builder, x: Value, first: int, second: int) -> Value:
 @aten("expand.default", "expand_copy.default")
 def _expand(b: Builder, x: Value, size: Sequence[Any], *, implicit: bool = False) -> Value:
     shape = b.shape
-    if len(shape) == x.rank and all(sizes.expression(m) == sizes.expression(n) for m, n in zip(shape, x.shape, strict=True)):
+    if len(shape) == x.rank and all(map(sizes.same, shape, x.shape)):
         return x
     return b.expand(x, shape)
 
@@ -60,17 +60,18 @@ def _squeeze(b: Builder, x: Value, dim: Sequence[int] | int | None = None) -> Va
     if dim is None:
         dim = range(x.rank)
     dims = [dim] if isinstance(dim, int) else dim
-    ones = [positive(d, x.rank) for d in dims if x.rank and sizes.plain(x.shape[d]) == 1]
+    ones = [positive(d, x.rank) for d in dims if x.rank and sizes.same(x.shape[d], 1)]
+    if x.rank - len(ones) != len(b.shape):
+        raise Unsupported("a size that depends on data may be 1")
     return b.emit("Squeeze", x, b.ints(ones)) if ones else x
 
 
 @aten("slice.Tensor", "slice_copy.Tensor")
 def _slice(b: Builder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     begin, stop = (0 if start is None else start), (_END if end is None else end)
-    plain = [sizes.plain(begin), sizes.plain(stop)]
     axis = positive(dim, x.rank)
-    whole = plain[1] == _END or sizes.expression(plain[1]) == sizes.expression(x.shape[axis])
-    if plain[0] == 0 and step == 1 and whole:
+    whole = sizes.same(stop, _END) or sizes.same(stop, x.shape[axis])
+    if sizes.same(begin, 0) and sizes.same(step, 1) and whole:
         return x
     return b.emit("Slice", x, b.ints([begin]), b.ints([stop]), b.ints([axis]), b.ints([step]), shape=b.shape)
 
@@ -99,7 +100,7 @@ def _unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 @aten("cat.default")
 def _cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    kept = [b.cast(x, b.dtype) for x in tensors if not (x.rank == 1 and sizes.plain(x.shape[0]) == 0 and len(b.shape) != 1)]
+    kept = [b.cast(x, b.dtype) for x in tensors if not (len(b.shape) != 1 and x.rank == 1 and sizes.same(x.shape[0], 0))]
     if len(kept) == 1:
         return kept[0]
     return b.emit("Concat", *kept, axis=positive(dim, len(b.shape)))
@@ -130,21 +131,22 @@ def _flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 @aten("roll.default")
 def _roll(b: Builder, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        flat = b.reshape(x, [-1])
-        return b.reshape(_rolled(b, flat, static(shifts, "the shift")[0], 0), x.shape)
-    for shift, dim in zip(static(shifts, "the shift"), dims, strict=True):
-        axis = positive(dim, x.rank)
-        size = sizes.plain(x.shape[axis])
-        x = _rolled(b, x, shift % size if isinstance(size, int) and size else shift, axis)._replace(shape=x.shape)
+        count: Any = math.prod(x.shape)
+        return b.reshape(_rolled(b, b.reshape(x, [count]), shifts[0], 0), x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _rolled(b, x, shift, positive(dim, x.rank))
     return x
 
 
-def _rolled(b: Builder, x: Value, shift: int, axis: int) -> Value:
-    if shift == 0:
+def _rolled(b: Builder, x: Value, shift: Any, axis: int) -> Value:
+    size = x.shape[axis]
+    known = isinstance(sizes.plain(shift), int) and isinstance(sizes.plain(size), int)
+    if sizes.same(shift, 0) or sizes.same(size, 0) or (known and shift % size == 0):
         return x
-    ends, axes = b.ints([-shift]), b.ints([axis])
-    last, first = b.emit("Slice", x, ends, b.ints([_END]), axes), b.emit("Slice", x, b.ints([0]), ends, axes)
-    return b.emit("Concat", last, first, axis=axis)
+    cut = b.ints([-shift % size]) if known else b.emit("Mod", b.size(-shift), b.size(size), dtype=INT64, shape=(1,))
+    axes = b.ints([axis])
+    last, first = b.emit("Slice", x, cut, b.ints([_END]), axes), b.emit("Slice", x, b.ints([0]), cut, axes)
+    return b.emit("Concat", last, first, shape=x.shape, axis=axis)
 
 
 @aten("constant_pad_nd.default")
@@ -162,7 +164,7 @@ def padded(b: Builder, x: Value, pad: Sequence[Any], value: Scalar | None, mode:
     """`pad`: begin and end of the last axis, of the one before it …"""
     axes = [x.rank - 1 - k for k in range(len(pad) // 2)]
     known = [sizes.plain(n) for n in pad]
-    if all(n == 0 for n in known):
+    if all(sizes.same(n, 0) for n in pad):
         return x
     fill = None if value is None else b.constant(value, x.dtype)
     return b.emit("Pad", x, b.ints([*known[::2], *known[1::2]]), fill, b.ints(axes), shape=b.shape, mode=mode)
@@ -230,7 +232,7 @@ def _slice_scatter(b: Builder, x: Value, source: Value, dim: int = 0, start: Any
     axis = positive(dim, x.rank)
     n = sizes.plain(x.shape[axis])
     begin, stop = sizes.plain(0 if start is None else start), sizes.plain(_END if end is None else end)
-    if begin == 0 and step == 1 and (stop == _END or sizes.expression(stop) == sizes.expression(n)):
+    if sizes.same(begin, 0) and sizes.same(step, 1) and (sizes.same(stop, _END) or sizes.same(stop, n)):
         return source
     begin, stop, n = static([begin, stop, n], "the slice")
     begin, stop = (positive(place, n) for place in (begin, stop))
@@ -265,9 +267,9 @@ def _as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any]
     """Where it says what holds already, nothing: strides of axes of one element are free. Else elements are gathered from an input that
     lies in the usual order, which windows over tokens do."""
     fake = b.node.args[0].meta["val"]
-    same = len(size) == x.rank and all(sizes.expression(m) == sizes.expression(n) for m, n in zip(size, x.shape, strict=True))
-    moving = [axis for axis, n in enumerate(size) if sizes.plain(n) != 1]
-    if same and not offset and all(sizes.expression(stride[axis]) == sizes.expression(fake.stride()[axis]) for axis in moving):
+    same = len(size) == x.rank and all(map(sizes.same, size, x.shape))
+    moving = [axis for axis, n in enumerate(size) if not sizes.same(n, 1)]
+    if same and sizes.same(offset or 0, 0) and all(sizes.same(stride[axis], fake.stride()[axis]) for axis in moving):
         return x
     shape, steps = static(size, "other strides over the same memory"), static(stride, "other strides over the same memory")
     if math.prod(shape) > _MOST_GATHERED or not fake.is_contiguous() or fake.storage_offset():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,9 @@ from aspen_mp.planner.frontends.normal.walk import graphs_in, scopes
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError
 
+log = logging.getLogger("aspen_mp.planner")
+
+_MOST_NAMED: Final = 5
 _OVERRIDABLE: Final = 4
 """IR version from which on an input with an initializer may be given by the caller; before, every initializer had to be an input."""
 _MOST_ELEMENTS: Final = 2**31
@@ -131,7 +135,11 @@ def settle(proto: ModelProto, store: tensors.Store) -> None:
         for graph in graphs_in(nodes):
             _unique(graph, partial(_refuse_others, store=store))
     _gather(proto.graph)
-    _unique(proto.graph, _refuse_other_types)
+    if twice := _unique(proto.graph, _refuse_other_types):
+        log.warning(
+            "constants share a name: %s. The last Constant node of a name counts, else the last initializer. Give each a name of its own",
+            ", ".join(map(repr, twice[:_MOST_NAMED])) + (" …" if len(twice) > _MOST_NAMED else ""),
+        )
     known = {tensor.name: tensor for tensor in proto.graph.initializer}
     for at in reversed(range(len(proto.graph.input))):
         value = proto.graph.input[at]
@@ -168,20 +176,24 @@ def _tensor(node: NodeProto) -> TensorProto:
     return make_tensor(name, _KINDS[kind], [len(value)] if kind.endswith("s") else [], value if kind.endswith("s") else [value])
 
 
-def _unique(graph: GraphProto, compare: Callable[[TensorProto, TensorProto], None]) -> None:
-    """Keeps the last initializer of each name. `compare` raises where two of a name cannot stand for each other."""
+def _unique(graph: GraphProto, compare: Callable[[TensorProto, TensorProto], None]) -> list[str]:
+    """Keeps the last initializer of each name, and returns the names that there were twice. `compare` raises where two of a name cannot
+    stand for each other."""
     known: dict[str, int] = {}
+    twice: dict[str, None] = {}
     spare: set[int] = set()
     for at, tensor in enumerate(graph.initializer):
         if tensor.name in known:
             compare(graph.initializer[known[tensor.name]], tensor)
             spare.add(known[tensor.name])
+            twice[tensor.name] = None
         elif not tensor.name:
             spare.add(at)
             continue
         known[tensor.name] = at
     for at in sorted(spare, reverse=True):
         del graph.initializer[at]
+    return list(twice)
 
 
 def _refuse_other_types(one: TensorProto, other: TensorProto) -> None:

@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.cost.algorithms import by_pairs
+from functools import partial
+
+from aspen_mp.planner.cost.algorithms import BF16_LEAST_CHANNELS, bf16_pays
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.packing.bf16 import of_halves, packed
 from aspen_mp.planner.passes.rewrite import Rewriter
 
+_ROUNDED = ("GEMM", "QNBITGEMM", "CONV")
 _WINDOW = ("kernel", "strides", "dilations", "pads")
 
 
-def use_pairs(graph: Graph) -> None:
+def use_bf16(graph: Graph) -> None:
     """After all rewrites of GEMM and CONV, which need to know of no other kernels so; before Strassen's products, which gain less. What
     multiplies no weights of the model, sums integers, has groups, planes or few channels stays as it is, and so do convolutions by
     Winograd's algorithm."""
     rewriter, made = Rewriter(graph), dict[tuple[Tensor, int], Tensor]()
     for node in rewriter.live():
-        w = node.inputs[1] if node.op in ("GEMM", "QNBITGEMM", "CONV") else None
-        if w is None or not w.is_const or w.weight_key is None or node.attrs.get("exact", False):
+        w = node.inputs[1] if node.op in _ROUNDED else None
+        if w is None:
             continue
-        if node.op == "CONV" and _convolves(node):
+        refused = _refused(node, w)
+        reasons.tell(partial(_precision, node, refused))
+        if refused:
+            continue
+        if node.op == "CONV":
             _replace(rewriter, made, node, w, "BCONV", node.attrs["kernel"][0] * node.attrs["kernel"][1])
-        elif (node.op == "GEMM" and node.attrs["packed_b"]) or (node.op == "QNBITGEMM" and node.attrs["bits"] == 16):
+        else:
             _replace(rewriter, made, node, w, "BGEMM", 1)
     rewriter.finish()
 
 
-def _convolves(node: Node) -> bool:
-    x = node.inputs[0]
+def _refused(node: Node, w: Tensor) -> str:
+    """Why the factors of a node are not rounded; "": they are."""
+    x, attrs = node.inputs[0], node.attrs
     assert x is not None
-    return node.attrs["groups"] == 1 and len(x.shape) == 4 and by_pairs(x.shape[1])
+    if not w.is_const or w.weight_key is None:
+        return "the weights are not the model's alone"
+    if attrs.get("exact", False):
+        return "sums of integers are exact"
+    if node.op == "CONV":
+        if attrs["groups"] != 1 or len(x.shape) != 4:
+            return "a convolution of groups or planes"
+        return "" if bf16_pays(x.shape[1]) else f"{x.shape[1]} channels; it needs {BF16_LEAST_CHANNELS}"
+    if node.op == "GEMM":
+        return "" if attrs["packed_b"] else "the weights are not packed"
+    return "" if attrs["bits"] == 16 else f"weights of {attrs['bits']} bits stay as they are"
+
+
+def _precision(node: Node, refused: str) -> Reason:
+    if refused:
+        return Reason("precision", "f32 factors", refused, tried=(Tried("bf16 factors", refused),), node=node.name)
+    tried = (Tried("f32 factors", "half as many products at a time"),)
+    return Reason("precision", "bf16 factors", "the precision asked for", tried=tried, node=node.name)
 
 
 def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: Node, w: Tensor, op: str, taps: int) -> None:

@@ -11,6 +11,7 @@ f32 right behind one from f32) reads the stored form.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 import ml_dtypes
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from onnx import helper
 
 from aspen_mp.planner.ir.graph import Graph, Node, Stored, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 
 _F32: Final = np.dtype(np.float32)
 _ROUNDING: Final = {np.dtype(np.float16): 2.0**-11, np.dtype(ml_dtypes.bfloat16): 2.0**-8}
@@ -67,6 +70,7 @@ class _Halves:
         if not halves or node.op in _AS_THEY_ARE or node.op not in self.kernels or self._moves(node, halves):
             node.inputs = [None if t is None else self._stored(t) for t in node.inputs]
         else:
+            reasons.tell(partial(_reason, node.name, str(halves[0].dtype)))
             node.inputs = [None if t is None else self._wide(t) for t in node.inputs]
             for k, out in enumerate(node.outputs):
                 if out.dtype in _ROUNDING:
@@ -120,6 +124,11 @@ class _Halves:
         out.producer = Node("Cast", out.name, [tensor], [out], {"to": helper.np_dtype_to_tensor_dtype(dtype)}, "Cast")
         self.nodes.append(out.producer)
         return out
+
+
+def _reason(name: str, stored: str) -> Reason:
+    rule = "kernels compute in f32, and round what is stored"
+    return Reason("precision", "f32", rule, tried=(Tried(stored, "no kernel computes it"),), node=name)
 
 
 def _constant(tensor: Tensor) -> Tensor:

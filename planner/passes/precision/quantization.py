@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 
 INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
@@ -54,7 +56,11 @@ class _OfBytes:
 def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
     """The nodes that compute what a product does, of bytes; None where it is none of those."""
     found = _product(node, producer)
-    return None if found is None else _sums(node, found)
+    if found is None:
+        return None
+    tried = (Tried("f32 factors", "four times as much to multiply, and each product would be rounded"),)
+    reasons.tell(lambda: Reason("precision", "bytes", "both factors are stored in bytes", tried=tried, node=node.name))
+    return _sums(node, found)
 
 
 def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
@@ -155,12 +161,19 @@ def round_to_levels(graph: Graph) -> None:
             if node.output not in outputs and _on_levels(x, scale, lowest, producer):
                 replaced[node.output] = x
                 continue
+            reasons.tell(partial(_rounded, node, producer))
             node.op, node.inputs, node.attrs, node.source = "FakeQuantize", [x], {"scale": scale, "lowest": lowest}, None
         kept.append(node)
     for op in ("QuantizeLinear", "Relu"):  # nobody may read them any more, the second because of the first
         uses = graph.uses()
         kept = [n for n in kept if n.op != op or uses.get(n.output, 0)]
     graph.nodes = kept
+
+
+def _rounded(node: Node, producer: dict[Tensor, Node]) -> Reason:
+    before = producer[node.inputs[0]].name if node.inputs[0] is not None else ""
+    tried = (Tried("bytes between the two", "nothing else reads them"),)
+    return Reason("precision", "f32, rounded to levels", "a function of one argument", tried=tried, absorbed=(before,), node=node.name)
 
 
 def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, float] | None:

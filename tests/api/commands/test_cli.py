@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,6 +178,22 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert "determinant" in text
     assert "Det" in text
     assert "opaque" in text
+
+
+def test_plan_says_why(model: Path) -> None:
+    costliest = as_json("plan", model, "--batch", 8, "--cores", 2, "--why")["why"]
+    assert "determinant" in costliest["nodes"][0]["nodes"]
+    assert {reason["decision"] for reason in costliest["network"]} >= {"precision", "split"}
+    asked = as_json("plan", model, "--batch", 8, "--cores", 2, "--why", "product")["why"]["nodes"]
+    assert [node["nodes"][0] for node in asked] == ["product"]
+    text = ok("plan", model, "--why", "product", "--cores", 2)
+    assert re.search(r"^product.*GEMM.*ms on one core", text, re.MULTILINE)
+    assert re.search(r"^tiles +1 tile of 1×3 ", text, re.MULTILINE)
+    assert ok("plan", model, "--cores", 2, "--why").startswith("determinant")
+    assert "why" not in as_json("plan", model)
+    wrong = cli("plan", model, "--why", "produkt")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "Similar names: 'product'" in " ".join(wrong.stderr.replace("│", " ").split())
 
 
 def test_plan_shows_stacks() -> None:

@@ -88,3 +88,17 @@ def test_what_cannot_share_a_name(seed: int, kind: str, shared_runtime: aspen_mp
         run(compat, graph, 8, runtime=shared_runtime)
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         run(onnxruntime, graph, 8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_warning_names_them(count: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """onnxruntime warns, too. The planner process writes to the program's standard error."""
+    rng = np.random.default_rng(count)
+    model = helper.make_model(drawn(rng, [constant(rng, "value") for _ in range(count)], 0, False), ir_version=8)
+    with aspen_mp.Runtime(workers=1) as runtime:
+        loaded = runtime.load(model)
+        for _ in range(3):
+            loaded.run({"x": X})
+    said = capfd.readouterr().err.count("constants share a name: 'c'. The last Constant node")
+    assert said == (count > 1)
+    assert not caplog.records

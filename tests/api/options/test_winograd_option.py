@@ -59,7 +59,7 @@ def test_products_on_and_off() -> None:
     assert error_of([fast[kept]], [direct[kept]]) <= 4e-6
     assert fast[32].tobytes() == direct[32].tobytes()
     differs = fast[kept].tobytes() != direct[kept].tobytes()
-    assert differs == (vectors() in algorithms.SEVENS), "Strassen's algorithm belongs to vectors of 256 bits and more"
+    assert differs == (vectors() in algorithms.STRASSEN), "Strassen's algorithm belongs to vectors of 256 bits and more"
 
 
 def test_profile_decides_where_load_does_not(chain: onnx.ModelProto) -> None:

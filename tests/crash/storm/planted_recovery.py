@@ -30,9 +30,9 @@ FAULTS = [
     Fault(
         "sets the flag after the counters",
         (
-            ("dse.h", "  aspen_store_release(&v->executed[tile], generation);", ""),
+            ("finish.h", "  aspen_store_release(&v->executed[tile], generation);", ""),
             (
-                "dse.h",
+                "finish.h",
                 "  return aspen_dse_push(d, &ready);\n",
                 "  int r = aspen_dse_push(d, &ready);\n  aspen_store_release(&v->executed[tile], generation);\n  return r;\n",
             ),
@@ -74,10 +74,10 @@ FAULTS = [
         POINTS,
         r"(?m)^(WRONG: |ended because they did not park: [1-9])",
     ),
-    _one("parks with a tile to follow in hand", "dse.h", "  d->follow = d->opaque = 0;", "  d->opaque = 0;", STORM),
-    _one("parks with a request to seed in hand", "dse.h", "  d->s.seed.instance = 0;\n", ""),
-    _one("parks with tiles to push in hand", "dse.h", "  d->held.n = 0;\n  d->s.seed", "  d->s.seed", STORM),
-    _one("parks counted as looking for work", "dse.h", "  d->looking = 0; /* aspen", "  /* aspen", POINTS),
+    _one("parks with a tile to follow in hand", "epoch.h", "  d->follow = d->opaque = 0;", "  d->opaque = 0;", STORM),
+    _one("parks with a request to seed in hand", "epoch.h", "  d->s.seed.instance = 0;\n", ""),
+    _one("parks with tiles to push in hand", "epoch.h", "  d->held.n = 0;\n  d->s.seed", "  d->s.seed", STORM),
+    _one("parks counted as looking for work", "epoch.h", "  d->looking = 0; /* aspen", "  /* aspen", POINTS),
     _one("keeps the counts of idle workers", "recover.h", "  aspen_store_relaxed(&c->idle.sleepers, 0);\n", ""),
     # Making anew.
     _one(

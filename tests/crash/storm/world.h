@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dse.h"
+#include "engine/loop.h"
 #include "recover.h"
 #include "submit.h"
 #include "table.h"

@@ -9,7 +9,7 @@ from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import Storage
 from aspen_mp.planner.ops.table import SPECS
-from aspen_mp.planner.passes.precision.bf16 import use_pairs
+from aspen_mp.planner.passes.precision.bf16 import use_bf16
 
 
 def random_grids(seed: int, pieces: int = 3):
@@ -244,7 +244,7 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     assert gated.producer is not None
     gated.producer.attrs.update(residual_last=True, gated=True)
     graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 5))
-    use_pairs(graph)
+    use_bf16(graph)
     ops = {node.op for node in graph.nodes}
     assert ops >= {"BGEMM", "BCONV"}
     assert not ops & {"GEMM", "CONV"}

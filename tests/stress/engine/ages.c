@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dse.h"
+#include "engine/loop.h"
 
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
 
@@ -46,7 +46,7 @@ static void push(uint32_t row, uint64_t item) {
 
 static uint64_t pop(uint32_t row) {
   uint64_t item = 0;
-  return aspen_pool_pop(&control.row[row], &dse[row].s.user, 0, &item) == ASPEN_OK ? item : 0;
+  return aspen_pool_pop(&control.row[row], &dse[row].s.user, (struct aspen_filter){0}, 0, &item) == ASPEN_OK ? item : 0;
 }
 
 static int before(uint64_t a, uint64_t b) { return order_of(a) != order_of(b) ? order_of(a) < order_of(b) : depth_of(a) < depth_of(b); }

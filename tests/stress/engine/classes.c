@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dse.h"
+#include "engine/loop.h"
 
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
 

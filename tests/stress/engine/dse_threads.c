@@ -20,7 +20,7 @@
 #undef aspen_sub_acq_rel
 #define aspen_sub_acq_rel(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_RELAXED)
 #endif
-#include "dse.h"
+#include "engine/loop.h"
 #include "submit.h"
 #include "table.h"
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "exec.h"
+#include "plans/call.h"
 #include "pool.h"
 #include "table.h"
 

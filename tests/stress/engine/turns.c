@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dse.h"
+#include "engine/loop.h"
 #include "recover.h"
 #include "submit.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dse.h"
+#include "engine/loop.h"
 #include "table.h"
 
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
@@ -50,7 +50,7 @@ static int about(double a, double b) { return a > 0.98 * b && a < 1.02 * b; }
 /* Worker `w` takes a tile of row 0; returns its number. */
 static uint32_t takes(int w) {
   uint64_t item = 0;
-  int r = aspen_pool_pop(&control.row[0], &dse[w].s.user, w != 0, &item);
+  int r = aspen_pool_pop(&control.row[0], &dse[w].s.user, (struct aspen_filter){0}, w != 0, &item);
   return r == ASPEN_OK ? ASPEN_ITEM_TILE(item) : ASPEN_NONE;
 }
 

@@ -2,7 +2,7 @@
 #ifndef MODEL_H
 #define MODEL_H
 #define ASPEN_KEEPS_SCRATCH 0 /* kernels here compute nothing */
-#include "dse.h"
+#include "engine/loop.h"
 #include "recover.h"
 #include "search.h"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 # What is broken, where, which lines become what, and the scenario that shows it.
 MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "park": [
-        ("parks without a second look", "dse.h", "if (!aspen_dse_work(d)) {", "if (1) {", "single"),
+        ("parks without a second look", "idle.h", "if (!aspen_dse_work(d)) {", "if (1) {", "single"),
         (
             "notes the count after the second look",
-            "dse.h",
+            "idle.h",
             "aspen_park_commit(d->s.bell, event);",
             "aspen_park_commit(d->s.bell, aspen_load_seq(&d->s.bell->event));",
             "single",
@@ -109,51 +109,51 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "classes": [
         (
             "sleeps while it holds tiles back",
-            "dse.h",
+            "idle.h",
             "  if (aspen_load_seq(&aspen_own_row(&d->s)->first)) return 1;\n",
-            "  if (aspen_row_offers(aspen_own_row(&d->s), &d->s.user)) return 1;\n",
+            "  if (aspen_load_seq(&aspen_own_row(&d->s)->first) && d->gap != ASPEN_GAP_HOLDS) return 1;\n",
             "rush-lazy classes settled",
         ),
         (
             "holds tiles back when nothing of a higher class runs any more",
-            "dse.h",
-            "  d->s.user.before = 0;\n  aspen_dse_heed",
-            "  aspen_dse_heed",
+            "classes.h",
+            "d->shared_at && d->gap != ASPEN_GAP_OVER ? highest + 1 : 0;",
+            "d->gap != ASPEN_GAP_OVER ? 1 : 0;",
             "beside classes workers=1",
         ),
         (
             "holds back what follows, and forgets it",
-            "dse.h",
+            "take.h",
             "    int r = aspen_dse_put_back(d);\n    if (r) return r;\n    first = first",
             "    int r = ASPEN_OK;\n    d->follow = 0;\n    first = first",
             "beside classes workers=1",
         ),
         (
             "lends while something follows",
-            "dse.h",
-            "  int r = aspen_dse_put_back(d);\n  if (r) return r;\n  d->lent",
-            "  int r;\n  d->lent",
+            "take.h",
+            "  int r = aspen_dse_put_back(d);\n  if (r) return r;\n  d->lent_lowest",
+            "  int r;\n  d->lent_lowest",
             "beside classes lending workers=1",
         ),
         (
             "takes tiles of lower classes alone once it was their turn",
-            "dse.h",
-            "  u->from = 0;\n  u->before = before;\n",
-            "  u->before = before;\n",
+            "take.h",
+            "  filter.before = aspen_dse_limit(d, highest);\n",
+            "  filter.before = aspen_dse_limit(d, highest);\n  filter.from = d->lent_lowest;\n",
             "beside classes lending workers=1",
         ),
     ],
     "hints": [
         (
             "leaves to others what nobody else takes",
-            "dse.h",
-            "  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, item);\n  u->advice.control = c;",
-            "  u->advice.control = c;",
+            "take.h",
+            "  if (r == ASPEN_EMPTY) r = aspen_dse_best(d, all, item);\n",
+            "",
             "beside nonsense workers=1",
         ),
         (
             "sleeps with its token",
-            "dse.h",
+            "advice.h",
             "  if (aspen_running_all(running) < 2) {\n    aspen_dse_stand(d, 0, 0);\n",
             "  if (aspen_running_all(running) < 2) {\n",
             "beside hints workers=1",
@@ -161,8 +161,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ("does not count tokens anew", "recover.h", "  aspen_recover_hints(c);\n", "", "beside hints workers=1 deaths=2"),
         (
             "gives back after a recovery what it held before",
-            "dse.h",
-            "  d->holds = d->s.user.advice.instance = 0; /* recovery counts anew */\n",
+            "epoch.h",
+            "  d->holds = d->works_for = 0; /* recovery counts anew */\n",
             "",
             "beside hints settled lone deaths=1,0",
         ),
@@ -317,7 +317,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         (
             "loses the tile that it leaves to those whose share it is",
-            "dse.h",
+            "finish.h",
             "  ready->item[0] = best;\n",
             "",
             "diamond shares",
@@ -326,29 +326,29 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "pops by what it saw before it had the lock",
             "pool.h",
-            "  if (!(lanes = aspen_row_lanes(row, u))) r = ASPEN_EMPTY;\n  else if",
-            "  lanes = aspen_row_lanes(row, u);\n  if",
+            "  if (!(lanes = aspen_row_lanes(row, filter))) r = ASPEN_EMPTY;\n  else if",
+            "  lanes = aspen_row_lanes(row, filter);\n  if",
             "pair",
         ),
     ],
     "complete": [
         (
             "counts down in two steps",
-            "dse.h",
+            "finish.h",
             "if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;",
             "uint32_t m = aspen_load_relaxed(&v->missing[child]); aspen_store_relaxed(&v->missing[child], m - 1); if (m != 1) continue;",
             "pair",
         ),
         (
             "pushes every child that it counts down",
-            "dse.h",
+            "finish.h",
             "if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;",
             "aspen_sub_acq_rel(&v->missing[child], 1);",
             "diamond",
         ),
         (
             "loses what is ready beside the tile that follows",
-            "dse.h",
+            "finish.h",
             "  return aspen_dse_push(d, &ready);",
             "  return ASPEN_OK;",
             "diamond",
@@ -387,42 +387,42 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "leave": [
         (
             "leaves with tiles in hand",
-            "dse.h",
+            "loop.h",
             "(aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d))",
             "(aspen_dse_leave(d))",
             "hold",
         ),
         (
             "leaves without what it could not push",
-            "dse.h",
+            "loop.h",
             "(aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d))",
             "(aspen_dse_put_back(d), aspen_dse_leave(d))",
             "hold",
         ),
         (
             "takes nothing from closed rows",
-            "dse.h",
+            "idle.h",
             "return aspen_stat_load(&d->s.control->signals.steal) || !aspen_load_seq(&row->open);",
             "return aspen_stat_load(&d->s.control->signals.steal);",
             "bequeath",
         ),
         (
             "closes its row with a store that may be late",
-            "dse.h",
+            "membership.h",
             "aspen_store_seq(&aspen_own_row(&d->s)->open, open);",
             "aspen_store_relaxed(&aspen_own_row(&d->s)->open, open);",
             "bequeath tso",
         ),
         (
             "leaves without waking anyone",
-            "dse.h",
+            "loop.h",
             "  if (aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 1);\n",
             "",
             "leave",
         ),
         (
             "leaves without uncounting itself",
-            "dse.h",
+            "loop.h",
             "    aspen_sub_seq(&idle->spinners, 1);\n  }\n",
             "  }\n",
             "leave",
@@ -443,7 +443,13 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "== s->user.attached ? error : error;",
             "attach",
         ),
-        ("sleeps through an announcement", "dse.h", " || aspen_load_seq(&g->attach_seq) != d->s.user.attached", "", "announce"),
+        (
+            "sleeps through an announcement",
+            "idle.h",
+            "  if (aspen_load_seq(&g->attach_seq) != d->s.user.attached) return 1;\n",
+            "",
+            "announce",
+        ),
         (
             "claims what is being dropped",
             "claim.h",
@@ -462,7 +468,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ("frees a spoilt slot's instance without a word", "claim.h", "    s->drained = 1; /* as above */\n", "", "spoil"),
         (
             "sleeps on what the planner process waits for",
-            "dse.h",
+            "loop.h",
             "r == ASPEN_EMPTY && !d->s.drained",
             "r == ASPEN_EMPTY",
             "drop workers=1",
@@ -492,7 +498,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "epoch": [
         (
             "marks a tile as executed after it has counted down its children",
-            "dse.h",
+            "finish.h",
             (
                 "  aspen_store_release(&v->executed[tile], generation);\n"
                 "  struct aspen_batch ready = {.order = aspen_dse_order(d, item)};\n"
@@ -517,29 +523,29 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         (
             "keeps the tile in hand when it parks",
-            "dse.h",
+            "epoch.h",
             "  d->follow = d->opaque = 0;\n  d->held.n = 0;\n",
             "  d->opaque = 0;\n  d->held.n = 0;\n",
             "diamond deaths=1,0",
         ),
-        ("goes on seeding when it has parked", "dse.h", "  d->s.seed.instance = 0;\n  d->holds", "  d->holds", "pair deaths=1,0"),
+        ("goes on seeding when it has parked", "epoch.h", "  d->s.seed.instance = 0;\n  d->holds", "  d->holds", "pair deaths=1,0"),
         (
             "uncounts itself after it has parked",
-            "dse.h",
+            "epoch.h",
             "  d->looking = 0; /* aspen_epoch_end",
             "  /* aspen_epoch_end",
             "single deaths=1,0",
         ),
         (
             "goes on while the epoch is odd",
-            "dse.h",
+            "epoch.h",
             "    aspen_futex_wait(&g->epoch, epoch, ASPEN_FOREVER);\n",
             "    d->s.user.epoch = epoch;\n    return;\n",
             "single deaths=1,0",
         ),
         (
             "parks with a tile in hand",
-            "dse.h",
+            "loop.h",
             "    if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);\n    int asked",
             (
                 "    uint32_t epoch = aspen_load_acquire(&d->s.control->signals.epoch);\n"
@@ -551,9 +557,9 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         (
             "sleeps through an epoch",
-            "dse.h",
-            "  if (aspen_load_seq(&g->epoch) != d->s.user.epoch || aspen_load_seq(&g->attach_seq)",
-            "  if (aspen_load_seq(&g->attach_seq)",
+            "idle.h",
+            "  if (aspen_load_seq(&g->epoch) != d->s.user.epoch) return 1;\n",
+            "",
             "single deaths=1,0",
         ),
         (
@@ -565,21 +571,21 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         (
             "joins while the world stands still",
-            "dse.h",
+            "membership.h",
             "    if (aspen_load_seq(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);\n  } while",
             "  } while",
             "single deaths=1,0 early",
         ),
         (
             "joins before it says so",
-            "dse.h",
+            "membership.h",
             "  aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);\n",
             "",
             "single deaths=1,0 early",
         ),
         (
             "says that it runs with a store that may be late",
-            "dse.h",
+            "membership.h",
             "aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);",
             "aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);",
             "single deaths=1,0 early tso",

@@ -56,10 +56,10 @@ def test_readers_share_left_factors() -> None:
     ],
 )
 def test_where_it_is_worth_it(rows: int, terms: int, columns: int, yes: bool, others: bool) -> None:
-    assert algorithms.seven_products(rows, terms, columns, "halved") == yes
+    assert (not algorithms.strassen_refused(rows, terms, columns, "halved")) == yes
     for vectors in ("short", "whole"):
-        assert algorithms.seven_products(rows, terms, columns, vectors) == others
-    assert not algorithms.seven_products(rows, terms, columns, "")
+        assert (not algorithms.strassen_refused(rows, terms, columns, vectors)) == others
+    assert algorithms.strassen_refused(rows, terms, columns, "")
     net = Net(x=(rows, terms))
     assert ("STRASSEN" in [n.op for n in kernels(net, net("MatMul", "x", net.weight(terms, columns)))]) == yes
 

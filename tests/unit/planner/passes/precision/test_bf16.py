@@ -24,14 +24,14 @@ NEAR = 3e-2
 def lowered(net: Net, *outputs: str, **options: Any) -> Graph:
     opened = api.load(net.model(*outputs))
     stage = stages.derive(opened, [bind({n: np.ones(s, np.float32) for n, s in net.inputs.items()})])
-    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options(pairs=True, **options))
+    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options(bf16=True, **options))
 
 
 def kernels(net: Net, *outputs: str, **options: Any) -> list[str]:
     """Those that multiply, after comparing results with those of exact factors."""
     model = net.model(*outputs)
     feeds = {n: net.rng.standard_normal(s).astype(np.float32) for n, s in net.inputs.items()}
-    want, found = run_model(api.load(model), feeds), run_model(api.load(model), feeds, api.Options(pairs=True, **options))
+    want, found = run_model(api.load(model), feeds), run_model(api.load(model), feeds, api.Options(bf16=True, **options))
     for y, w in zip(found, want, strict=True):
         assert np.abs(y - w).max() <= NEAR * np.abs(w).max()
     multiply = {"GEMM", "QNBITGEMM", "BGEMM", "QGEMM", "CONV", "BCONV", "DWCONV", "WINO", "PWDW"}
@@ -130,7 +130,7 @@ def test_winograd_stays_where_it_is_faster() -> None:
     assert [n.op for n in lowered(small, y).nodes if n.op in {"CONV", "BCONV", "WINO"}] == ["BCONV"]
     shape = (1, 512, 7, 7)
     assert algorithms.block_for(shape, shape) > 0
-    assert algorithms.block_for(shape, shape, pairs=True) == 0
+    assert algorithms.block_for(shape, shape, bf16=True) == 0
 
 
 def test_what_stays_exact() -> None:
