@@ -35,15 +35,15 @@ def _workers(config: dict[str, Any]) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """``argv``: a `server.Config` as JSON. Descriptor 3 is the starter's socket."""
+    """``argv``: a `process.config.Config` as JSON. Descriptor 3 is the starter's socket."""
     spawner = WorkerSpawner()
     spawner.fork_zygote()
     with suppress(OSError):  # whoever needs what is lacking says so
         spawner.ask_early(_workers(json.loads(argv[0])))
     try:
-        from aspen_mp.control import server
+        from aspen_mp.control.process.main import run
     except (OSError, MemoryError, ImportError) as error:
         if not is_scarce(error):
             raise
         sys.exit(SCARCE)
-    server.main(argv, spawner)
+    run(argv, spawner)

@@ -36,7 +36,7 @@ ORDERS: Final = {
         "plan",
         "coschedule",
     ],
-    "aspen_mp.control": ["wire", "memory", "planning", "pool", "models"],
+    "aspen_mp.control": ["wire", "memory", "planning", "pool", "models", "process"],
     "aspen_mp.workers": ["_isa", "_kernels", "fallback"],
 }
 """Rooms of a part, or single modules: each may import itself and those before it, and nothing that lies beside them."""

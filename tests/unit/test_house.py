@@ -78,7 +78,7 @@ def test_rooms_import_those_before_them() -> None:
     imports = graph(types=False)
     assert not out_of_order(imports, rules.ORDERS)
     assert out_of_order({**imports, "aspen_mp.planner.ops.params": {"aspen_mp.planner.lower.builder"}}, rules.ORDERS)
-    assert out_of_order({**imports, "aspen_mp.control.wire.protocol": {"aspen_mp.control.server"}}, rules.ORDERS)
+    assert out_of_order({**imports, "aspen_mp.control.wire.protocol": {"aspen_mp.control.process.main"}}, rules.ORDERS)
     assert out_of_order({**imports, "aspen_mp.tools.calibrate": {"aspen_mp.bench.models.zoo"}}, rules.ORDERS)
     assert out_of_order({**imports, "aspen_mp.tracing.trace": {"aspen_mp.client.session"}}, rules.ORDERS)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from aspen_mp.control.memory.async_alloc import AsyncAllocator
 from aspen_mp.control.memory.async_free import AsyncReleaser
-from aspen_mp.control.memory.segments import LARGE, Borrowed, SegmentStore, check_pieces
+from aspen_mp.control.memory.resources import Resources
+from aspen_mp.control.memory.segments import LARGE, Borrowed, check_pieces
 from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.answers import guarded
 from aspen_mp.control.wire.connection import Connection
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError
@@ -40,21 +41,19 @@ class ClientMemory:
 
     def __init__(
         self,
-        table: _control.ControlTable,
-        segments: SegmentStore,
-        reserver: AsyncAllocator,
+        resources: Resources,
         releaser: AsyncReleaser,
+        clients: Mapping[Connection, Client],
+        *,
         publish: Callable[[], None],
         collect: Callable[[], None],
-        guarded: Callable[[Connection, int | None, Callable[[], None]], None],
-        present: Callable[[Client], bool],
         relieve: Callable[[Callable[[], None]], bool],
     ) -> None:
-        """`publish`: tells the workers of what has been added; `collect`: lets go of what is no longer used; `guarded`: runs what may go
-        wrong for a client's request; `present`: whether a client is still there; `relieve`: as of `Eviction`."""
-        self._relieve = relieve
-        self._table, self._segments, self._reserver, self._releaser = table, segments, reserver, releaser
-        self._publish, self._collect, self._guarded, self._present = publish, collect, guarded, present
+        """`clients`: those that are connected. `publish` tells the workers of what has been added. `collect` lets go of what is no longer
+        used. `relieve`: see `Eviction`."""
+        self._table, self._segments, self._reserver = resources.table, resources.segments, resources.reserver
+        self._releaser, self._clients = releaser, clients
+        self._publish, self._collect, self._relieve = publish, collect, relieve
         self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
 
     def make(self, client: Client, request: int, nbytes: int, borrowed: tuple[Borrowed, ...] = ()) -> None:
@@ -77,7 +76,7 @@ class ClientMemory:
                     return
                 with created:
                     if self._present(client):  # it may have gone meanwhile
-                        self._guarded(connection, request, partial(self._add, client, request, created, pieces))
+                        guarded(connection, request, partial(self._add, client, request, created, pieces))
                     elif created.nbytes > LARGE:
                         fd, created.fd = created.fd, -1
                         self._releaser.release(fd)
@@ -91,6 +90,9 @@ class ClientMemory:
             reserve()
         else:
             ready(RequestError("a data segment of 0 bytes"))
+
+    def _present(self, client: Client) -> bool:
+        return self._clients.get(client.connection) is client
 
     def _add(self, client: Client, request: int, created: Segment, pieces: list[Borrowed]) -> None:
         """Takes the descriptors of `pieces` over, and empties it."""

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import is_memory
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +49,19 @@ LARGE: Final = 16 << 20
 
 class SegmentStore:
     """Owns descriptors. `attach` and `detach` tell all workers; `publish` makes them look. `detach` returns a number by which `unmapped`
-    is told that none of them has the segment any more, 0 where none has. `release(fd)` closes a descriptor elsewhere; `released(then)`
-    calls `then` when all such have been closed, `releasing()` says whether some have not."""
+    is told that none of them has the segment any more, 0 where none has. `releaser` closes descriptors of large segments."""
 
     def __init__(
         self,
         table: _control.ControlTable,
         attach: Callable[[Held], None],
         detach: Callable[[int], int],
-        release: Callable[[int], None] = os.close,
-        released: Callable[[Callable[[], object]], object] = lambda then: then(),
-        releasing: Callable[[], bool] = lambda: False,
+        releaser: AsyncReleaser,
     ) -> None:
         self._table = table
         self._attach = attach
         self._detach = detach
-        self._release = release
-        self._released = released
-        self._releasing = releasing
+        self._releaser = releaser
         self._settled: list[Callable[[], object]] = []
         self._held: dict[int, Held] = {}
         self._leaving: dict[int, int] = {}  # descriptors of large segments, by the number of their detachment
@@ -111,7 +108,7 @@ class SegmentStore:
         if number:
             self._leaving[number] = held.fd
         else:
-            self._release(held.fd)
+            self._releaser.release(held.fd)
 
     def withdraw(self, segment: int) -> tuple[int, int]:
         """As `forget`, for one that is to be used again, when nothing refers to it any more: its size and its descriptor, the caller's."""
@@ -124,29 +121,29 @@ class SegmentStore:
         if nbytes <= LARGE:
             os.close(fd)
         else:
-            self._release(fd)
+            self._releaser.release(fd)
 
     def unmapped(self, number: int) -> None:
         """No worker has a segment any more that was given up."""
         fd = self._leaving.pop(number, -1)
         if fd >= 0:
-            self._release(fd)
+            self._releaser.release(fd)
         if not self._leaving:
             settled, self._settled = self._settled, []
             for then in settled:
-                self._released(then)
+                self._releaser.released(then)
 
     @property
     def settling(self) -> bool:
         """Whether memory of large segments that were given up has yet to come back."""
-        return bool(self._leaving) or self._releasing()
+        return bool(self._leaving) or self._releaser.busy
 
     def settled(self, then: Callable[[], object]) -> None:
         """Calls `then`, now or later, when the memory of all large segments that were given up has come back."""
         if self._leaving:
             self._settled.append(then)
         else:
-            self._released(then)
+            self._releaser.released(then)
 
     def close(self) -> None:
         for held in self._held.values():
@@ -165,6 +162,11 @@ class SegmentStore:
     def borrowing_bytes(self) -> int:
         """Bytes that workers have mapped of the segments in which such pieces lie, which their memory does not limit."""
         return sum(held.nbytes for held in self._held.values() if held.borrowed)
+
+
+def sealed(role: str, nbytes: int) -> Segment:
+    """A segment that clients get hold of: a sealed memfd, which they cannot shrink under the workers' feet."""
+    return Segment.create(role, nbytes, memfd=True)
 
 
 def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:

@@ -7,20 +7,21 @@ grace period is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.connection import Connection
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
-from aspen_mp.shm.errors import RuntimeStopping
+from aspen_mp.control.wire.listener import Listener
+from aspen_mp.shm.errors import RuntimeLost, RuntimeStopping
 
 
 class Drain:
-    """`clients`: those that are connected."""
+    """`clients`: those of the listener's connections that have been greeted."""
 
-    def __init__(self, loop: Loop, clients: Callable[[], Iterable[Connection]], event_log: EventLog) -> None:
-        self._loop, self._clients, self._event_log = loop, clients, event_log
+    def __init__(self, loop: Loop, listener: Listener, clients: Iterable[Connection], event_log: EventLog) -> None:
+        self._loop, self._listener, self._clients, self._event_log = loop, listener, clients, event_log
         self._waiting: set[Connection] = set()
         self.going_on = False
 
@@ -30,7 +31,7 @@ class Drain:
             self._loop.stop()
             return
         self.going_on = True
-        self._waiting = set(self._clients())
+        self._waiting = set(self._clients)
         self._event_log.info("draining", clients=len(self._waiting), grace_s=grace_s)
         for connection in list(self._waiting):
             connection.send(protocol.Stopping(grace_s))
@@ -46,8 +47,16 @@ class Drain:
         self._waiting.discard(connection)
         self._look()
 
-    def refusal(self) -> RuntimeStopping:
-        return RuntimeStopping("the runtime is stopping: it finishes what is in flight and takes nothing new")
+    def no_workers(self, why: str) -> None:
+        """Nothing can run any more: every client is told, and the runtime ends at once."""
+        self._event_log.warning("no-workers", why=why)
+        self._listener.refuse_all(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
+        self._loop.stop()
+
+    def check(self) -> None:
+        """RuntimeStopping once it goes on."""
+        if self.going_on:
+            raise RuntimeStopping("the runtime is stopping: it finishes what is in flight and takes nothing new")
 
     def _late(self) -> None:
         if self._waiting:

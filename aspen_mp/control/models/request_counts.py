@@ -11,8 +11,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from aspen_mp.control.wire import status
 from aspen_mp.shm.bindings import _tally
 
 MOST_NAMES: Final = 256
@@ -37,9 +38,9 @@ class Counts:
         self.outcomes = [(a + b) & _WORD for a, b in zip(self.outcomes, other.outcomes, strict=True)]
         self.buckets = [(a + b) & _WORD for a, b in zip(self.buckets, other.buckets, strict=True)]
 
-    def histogram(self) -> dict[str, Any]:
-        """`le`: upper bounds in seconds; `counts`: in each bucket, one more than there are bounds; `sum_s`."""
-        return {"le": list(_tally.BOUNDS_S), "counts": list(self.buckets), "sum_s": self.sum_ns / 1e9}
+    def histogram(self) -> status.Histogram:
+        """The durations by bucket."""
+        return status.Histogram(le=list(_tally.BOUNDS_S), counts=list(self.buckets), sum_s=self.sum_ns / 1e9)
 
 
 class RequestTotals:
@@ -80,9 +81,8 @@ class RequestTotals:
         finally:
             os.close(tally)
 
-    def describe(self, tallies: Iterable[int]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A dict for each model, by its name: endings by outcome, `in_flight`, `seconds` (a histogram); and the histogram of time in the
-        queue. `tallies`: of the clients that are connected."""
+    def describe(self, tallies: Iterable[int]) -> tuple[dict[str, status.Requests], status.Histogram]:
+        """The requests of each model, by its name, and the time in the queue. `tallies`: of the clients that are connected."""
         self.note_names()
         models: dict[str, Counts] = {}
         queue = Counts()
@@ -94,7 +94,7 @@ class RequestTotals:
         found = {}
         for name, counts in models.items():
             outcomes = dict(zip(_tally.OUTCOMES, counts.outcomes, strict=True))
-            found[name] = {"in_flight": counts.in_flight, **outcomes, "seconds": counts.histogram()}
+            found[name] = status.Requests(in_flight=counts.in_flight, **outcomes, seconds=counts.histogram())
         return found, queue.histogram()
 
     def _take(self, tally: int, models: dict[str, Counts], queue: Counts) -> None:

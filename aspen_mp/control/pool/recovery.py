@@ -81,6 +81,9 @@ class Pool(Protocol):
     def abandon(self) -> int:
         """Does without those that have died; how many that are."""
 
+    def publish(self) -> None:
+        """Tells workers of what has been announced."""
+
     @property
     def processes(self) -> int:
         """How many there are."""
@@ -88,6 +91,13 @@ class Pool(Protocol):
     @property
     def running(self) -> int:
         """How many take tiles."""
+
+
+class Tiles(Protocol):
+    """What is known of the tiles that workers execute."""
+
+    def op(self, instance: int, tile: int) -> int:
+        """The op that a tile belongs to."""
 
 
 class Recovery:
@@ -101,15 +111,15 @@ class Recovery:
         event_log: EventLog,
         pool: Pool,
         *,
+        tiles: Tiles,
         replace: Callable[[int], None],
-        op_of: Callable[[int, int], int],
         after: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """`replace(instance)` gives an instance another arena; `op_of(instance, tile)` finds a tile's op; `after()` is called when the
-        world goes on; `give_up(why)` when no worker stays alive."""
+        """`replace(instance)` gives an instance another arena. `after()` is called when the world goes on, `give_up(why)` when no worker
+        stays alive."""
         self.loop, self.table, self.segments, self.event_log, self.pool = loop, table, segments, event_log, pool
-        self.replace, self.op_of, self.after, self.give_up = replace, op_of, after, give_up
+        self.tiles, self.replace, self.after, self.give_up = tiles, replace, after, give_up
         self.deaths = self.given_up = self.recoveries = self.replaced = 0
         self.last, self.last_stop_s = "", 0.0
         self.totals: Counter[str] = Counter()
@@ -169,7 +179,7 @@ class Recovery:
         counts, most = (self._hangs, MOST_HANGS) if hung else (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
         counts[at] += 1
         if counts[at] >= most:
-            self._poisoned.append((instance, generation, self.op_of(instance, tile)))
+            self._poisoned.append((instance, generation, self.tiles.op(instance, tile)))
 
     def look(self) -> None:
         """Goes on with a recovery, if all have parked or are gone. To be called when a worker has parked, ended or been stopped."""
@@ -204,6 +214,7 @@ class Recovery:
             if self.table.instance(instance)["generation"] == generation:
                 try:
                     self.replace(instance)
+                    self.pool.publish()
                 except (AspenError, OSError, MemoryError) as error:
                     self._lacks("arena-not-replaced", error)
                     return False

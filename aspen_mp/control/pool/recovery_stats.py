@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from aspen_mp.control.wire.status import Outage
 
 KEPT: Final = 64
 
 
-@dataclass(slots=True)
-class Outage:
-    """One recovery. Times are of CLOCK_MONOTONIC, which all processes of a machine share, in seconds.
-
-    `began`: the first death was noticed. `ended`: the world went on. `runs`: a worker ran; the same moment where one had survived, None as
-    long as none does. `pids`: the dead. `survivors`: workers that had not died. `restarted`: requests began anew from their inputs.
-    """
-
-    began: float
-    pids: list[int] = field(default_factory=list)
-    ended: float = 0.0
-    runs: float | None = None
-    survivors: int = 0
-    restarted: bool = False
-
-
 class RecoveryStats:
+    """`Outage.runs` is the moment at which the world went on where a worker had survived. It is None for as long as no worker runs."""
+
     def __init__(self) -> None:
         self._latest: deque[Outage] = deque(maxlen=KEPT)
         self._now: Outage | None = None
@@ -34,7 +21,7 @@ class RecoveryStats:
     def died(self, pid: int) -> None:
         """A worker has died: an outage begins, or there is one more in this one."""
         if self._now is None:
-            self._now = Outage(time.monotonic())
+            self._now = Outage(began=time.monotonic(), pids=[], ended=0.0, runs=None, survivors=0, restarted=False)
         self._now.pids.append(pid)
 
     def ended(self, survivors: int, restarted: bool) -> None:
@@ -55,6 +42,6 @@ class RecoveryStats:
                 return
             outage.runs = now
 
-    def latest(self) -> list[dict[str, Any]]:
+    def latest(self) -> list[Outage]:
         """The newest outages that have ended, oldest first."""
-        return [asdict(outage) for outage in self._latest]
+        return list(self._latest)

@@ -10,13 +10,13 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aspen_mp.control.memory.async_alloc import Then
-from aspen_mp.control.memory.segments import SegmentStore
-from aspen_mp.control.wire.event_log import EventLog
+from aspen_mp.control.memory.resources import Resources
+from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
@@ -59,42 +59,20 @@ class Trace:
 
 
 class Traces:
-    """`workers()` are those that there are now: worker (the row), pid, cpu, core_class; `class_of(row)` is the core class of a row's
-    worker; `model_of(plan)` the name of the model that a plan belongs to."""
-
-    def __init__(
-        self,
-        name: str,
-        table: _control.ControlTable,
-        segments: SegmentStore,
-        rows: int,
-        event_log: EventLog,
-        *,
-        reserve: Callable[[str, int, Then], None],
-        publish: Callable[[], None],
-        workers: Callable[[], Iterable[dict[str, Any]]],
-        class_of: Callable[[int], str],
-        model_of: Callable[[int], str],
-    ) -> None:
-        self._name = name
-        self._table = table
-        self._segments = segments
-        self._rows = rows
-        self._publish = publish
-        self._workers = workers
-        self._class_of = class_of
-        self._model_of = model_of
-        self._reserve = reserve
+    def __init__(self, name: str, resources: Resources, rows: int, pool: WorkerPool) -> None:
+        """`name`: of the runtime. `rows`: of workers, each of which gets a ring."""
+        self._name, self._rows, self._pool = name, rows, pool
+        self._table, self._segments, self._reserver = resources.table, resources.segments, resources.reserver
         self._trace: Trace | None = None
         self._waiting: int | None = None  # client whose trace begins as soon as there is memory
-        event_log.listen(self._happened)
+        resources.event_log.listen(self._happened)
 
     # ---- a client's requests
 
-    def begin(self, client: int, pid: int, records: int, then: Then) -> None:
+    def begin(self, client: int, pid: int, records: int, model_of: Callable[[int], str], then: Then) -> None:
         """Begins a trace with rings of `records` records (0: as many as `BUFFER_BYTES` have room for), rounded up to a power of two.
-        `then` gets the segment, which is closed after it, once there is memory; or ResourceLimitError where that lacks. RequestError if
-        there is a trace already."""
+        `model_of(plan)` is the name of the model that a plan belongs to. `then` gets the segment, which is closed after it, once there is
+        memory; or ResourceLimitError where that lacks. RequestError if there is a trace already."""
         if self._trace is not None or self._waiting is not None:
             raise RequestError("this runtime is being traced already. End that trace first")
         if records > MOST_RECORDS:
@@ -113,7 +91,7 @@ class Traces:
             with segment:
                 try:
                     if not gone:
-                        self._record(client, pid, capacity, segment)
+                        self._record(client, pid, capacity, segment, model_of)
                 except AspenError as error:
                     then(error)
                 except OSError as error:
@@ -121,23 +99,23 @@ class Traces:
                 else:
                     then(segment)
 
-        self._reserve("trace", _control.trace_bytes(self._rows, capacity), ready)
+        self._reserver.reserve("trace", _control.trace_bytes(self._rows, capacity), ready)
 
-    def _record(self, client: int, pid: int, capacity: int, segment: Segment) -> None:
+    def _record(self, client: int, pid: int, capacity: int, segment: Segment, model_of: Callable[[int], str]) -> None:
         _control.trace_format(segment.mapping, self._rows, capacity)
         number = self._segments.add("trace", segment.nbytes, os.dup(segment.fd), f"process {pid}")
-        trace = Trace(client, number, capacity, _control.clock(), time.time(), list(self._workers()))
+        trace = Trace(client, number, capacity, _control.clock(), time.time(), self._pool.present())
         try:
             for plan in self._table.plans():
-                self._add(trace, plan, self._model_of(plan), 0)
+                self._add(trace, plan, model_of(plan), 0)
         except BaseException:
             _let_go(trace)
             self._segments.drop(number)
-            self._publish()
+            self._pool.publish()
             raise
         self._trace = trace
         self._table.set_trace(number)
-        self._publish()
+        self._pool.publish()
 
     def end(self, client: int) -> tuple[int, int]:
         """Ends recording. Returns how many plans there are to ask for and a descriptor, the caller's to close, of a description as JSON."""
@@ -201,7 +179,7 @@ class Traces:
         if trace is None or trace.ended is not None:
             return
         ticks, _ = _control.clock()
-        known = {"core_class": self._class_of(facts["worker"])} if "worker" in facts else {}
+        known = {"core_class": self._pool.class_of(facts["worker"])} if "worker" in facts else {}
         trace.events.append({"ticks": ticks, "event": event, **facts, **known})
 
     def _of(self, client: int) -> Trace:
@@ -213,7 +191,7 @@ class Traces:
         trace.ended = _control.clock()
         self._table.set_trace(0)
         self._segments.drop(trace.segment)
-        self._publish()
+        self._pool.publish()
 
     def _add(self, trace: Trace, number: int, model: str, since: int) -> None:
         about = self._table.plan(number)

@@ -32,11 +32,12 @@ Looking costs the planner process a microsecond a worker and second and a clock'
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop, Timer
 from aspen_mp.shm.bindings import _control
 
@@ -94,36 +95,59 @@ class _Stand:
     reported: bool = False
 
 
+class Pool(Protocol):
+    """The workers, as far as hanging is concerned."""
+
+    def watched(self) -> Iterable[Watched]:
+        """Those that have come to run."""
+
+    def hung(self, row: int, seconds: float, what: str) -> None:
+        """Ends a worker that hangs."""
+
+    def withdrawn(self, row: int, seconds: float, what: str) -> None:
+        """Ends a worker whose tile is unwanted."""
+
+
+class Tiles(Protocol):
+    """What is known of the tiles that workers execute."""
+
+    def name(self, instance: int, tile: int) -> tuple[str, str]:
+        """The model and the op that a tile belongs to."""
+
+    def estimate(self, instance: int, tile: int) -> Estimate:
+        """What the plan says of a tile."""
+
+    def unwanted(self, at: At) -> bool:
+        """Whether nobody wants that request's result any more."""
+
+
+class Blame(Protocol):
+    """What recoveries know of tiles."""
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the world is stopped: then nobody is watched."""
+
+    def hangs(self, at: At) -> int:
+        """How many workers have hung in this tile of a request."""
+
+
 class Watchdog:
-    """`workers()`: those that run; `estimate(instance, tile)` reads the plan; `blamed(at)` is how often the tile of a request was blamed
-    before; `unwanted(at)`: nobody wants that request's result any more. `hung(row, seconds, what)` ends a worker, and so does
-    `withdrawn(row, seconds, what)`, whose tile is unwanted; `slow(row, seconds, at)` is told of a long tile. `grace_s`: see above."""
+    """Ends workers that hang, by way of the pool. `slow_tiles`: how many long tiles it has reported."""
 
     def __init__(
-        self,
-        loop: Loop,
-        table: _control.ControlTable,
-        *,
-        workers: Callable[[], Iterable[Watched]],
-        estimate: Callable[[int, int], Estimate],
-        blamed: Callable[[At], int],
-        unwanted: Callable[[At], bool],
-        hung: Callable[[int, float, str], None],
-        withdrawn: Callable[[int, float, str], None],
-        slow: Callable[[int, float, At], None],
-        grace_s: float,
+        self, loop: Loop, table: _control.ControlTable, event_log: EventLog, *, pool: Pool, tiles: Tiles, recovery: Blame, grace_s: float
     ) -> None:
+        """`grace_s`: see above."""
         self._loop = loop
         self._table = table
-        self._workers = workers
-        self._estimate = estimate
-        self._blamed = blamed
-        self._unwanted = unwanted
-        self._hung = hung
-        self._withdrawn = withdrawn
-        self._slow = slow
+        self._event_log = event_log
+        self._pool = pool
+        self._tiles = tiles
+        self._recovery = recovery
         self._grace_s = grace_s
         self._stands: dict[int, _Stand] = {}
+        self.slow_tiles = 0
         self._soon: Timer | None = None
 
     def look(self, interval: float) -> None:
@@ -133,7 +157,7 @@ class Watchdog:
             self._soon = None
         still = False
         rows = set()
-        for worker in list(self._workers()):
+        for worker in [] if self._recovery.going_on else list(self._pool.watched()):
             rows.add(worker.row)
             heartbeat, item, idle, mapped = self._table.pulse(worker.row)
             stand = self._stands.get(worker.row)
@@ -181,7 +205,7 @@ class Watchdog:
         if stand.looks >= LOOKS and (stand.spent > LEAST_S or stand.asleep > LEAST_S):
             del self._stands[worker.row]
             how = "without an end" if stand.spent > LEAST_S else "asleep"
-            self._hung(worker.row, max(stand.spent, stand.asleep), f"parked, {how}")
+            self._pool.hung(worker.row, max(stand.spent, stand.asleep), f"parked, {how}")
             return False
         return stand.woken or stand.spent > before
 
@@ -198,7 +222,7 @@ class Watchdog:
             return True
         del self._stands[worker.row]
         how = "without an end" if stand.spent > most_spent else "asleep" if stand.asleep > most_asleep else "in the kernel"
-        self._hung(worker.row, max(stand.spent, stand.asleep, stand.stuck), f"{what}, {how}")
+        self._pool.hung(worker.row, max(stand.spent, stand.asleep, stand.stuck), f"{what}, {how}")
         return False
 
     def _tile(self, worker: Watched, stand: _Stand, at: At) -> bool:
@@ -207,23 +231,28 @@ class Watchdog:
         if now - stand.since > SLOW_S and not stand.reported:
             stand.reported = True
             self._slow(worker.row, now - stand.since, at)
-        if not self._unwanted(at):
+        if not self._tiles.unwanted(at):
             stand.unwanted = None
         elif stand.unwanted is None:
             stand.unwanted = now
         elif now - stand.unwanted >= self._grace_s:
             del self._stands[worker.row]
-            self._withdrawn(worker.row, now - stand.since, self._estimate(at[0], at[1]).name)
+            self._pool.withdrawn(worker.row, now - stand.since, self._tiles.estimate(at[0], at[1]).name)
             return True
         return False
+
+    def _slow(self, row: int, seconds: float, at: At) -> None:
+        self.slow_tiles += 1
+        model, op = self._tiles.name(at[0], at[1])
+        self._event_log.warning("tile-slow", worker=row, seconds=seconds, model=model, op=op)
 
     def _bounds(self, worker: Watched, at: At | None, mapped: bool) -> tuple[float, float, str]:
         """How much CPU time, and how long asleep, until it counts as hung, and where it is."""
         if at is not None:
-            tile = self._estimate(at[0], at[1])
+            tile = self._tiles.estimate(at[0], at[1])
             if tile.opaque:
                 return float("inf"), OPAQUE_S, f"in {tile.name}"
-            bound = max(LEAST_S, TIMES * tile.seconds) * GROWTH ** self._blamed(at)
+            bound = max(LEAST_S, TIMES * tile.seconds) * GROWTH ** self._recovery.hangs(at)
             return bound, bound, f"in {tile.name}"
         if worker.leaving or not mapped:
             return MAPPING_S, MAPPING_S, "leaving" if worker.leaving else "mapping segments"

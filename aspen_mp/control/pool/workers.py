@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of, watched
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, SCARCE_S, Loop, Timer
 from aspen_mp.control.wire.identity import start_time
+from aspen_mp.control.wire.status import Worker as WorkerStatus
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
@@ -95,23 +96,21 @@ class WorkerPool:
         table: _control.ControlTable,
         fds: tuple[int, int, int],
         max_workers: int,
-        segments: Callable[[], Iterable[Held]],
         event_log: EventLog,
         leases: Leases,
         spawner: WorkerSpawner,
-        listener: PoolListener,
     ) -> None:
         """`fds`: of the control table, of the doorbell page, and an eventfd that workers write to when they have parked for a recovery.
-        `segments()`: those that workers map."""
+        `connect` must follow."""
         self._loop = loop
         self._table = table
         self._fds = fds
         self._max = max_workers
-        self._segments = segments
         self._event_log = event_log
         self._leases = leases
         self._spawner = spawner
-        self._listener = listener
+        self._listener: PoolListener
+        self._segments: Iterable[Held]
         self._rows: dict[int, Worker] = {}
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
@@ -124,6 +123,10 @@ class WorkerPool:
         self.hangs = 0
         self.withdrawals = 0
         loop.on_signal(signal.SIGCHLD, self._look_for_stopped)
+
+    def connect(self, listener: PoolListener, segments: Iterable[Held]) -> None:
+        """`listener` hears of workers from now on. They map `segments`. To be called before the first worker is started."""
+        self._listener, self._segments = listener, segments
 
     def __len__(self) -> int:
         """How many workers there are to be: those that stay, and those that are going to be started."""
@@ -148,19 +151,26 @@ class WorkerPool:
         """How many workers take tiles now."""
         return sum(worker.state == "running" for worker in self._rows.values())
 
-    def describe(self) -> list[dict[str, Any]]:
-        """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`;
-        `shared`: another worker of this runtime is on the same CPU, or one of another runtime was there before."""
+    def describe(self) -> list[WorkerStatus]:
+        """The control table's row of each worker, and what only this process knows. What it executes is left empty. `shared`: another
+        worker of this runtime is on the same CPU, or one of another runtime was there before."""
         uses = Counter(worker.cpu for worker in self._staying())
         known = {row["row"]: row for row in self._table.workers()}
         found = []
         for worker in self._rows.values():
             row = known.get(worker.row, {})
-            about = {"id": worker.row, "pid": worker.pid, "cpu": worker.cpu, "core_class": worker.core_class, "process": worker.state}
             kernel, schedule = row.get("kernel_ns", 0), row.get("schedule_ns", 0)
-            about["shared"] = uses[worker.cpu] > 1 or worker.cpu in self._leases.shared
-            times = {"busy_s": (kernel + schedule) / 1e9, "overhead": schedule / (kernel + schedule) if kernel + schedule else 0.0}
-            found.append({**row, **about, **times})
+            about = {
+                "id": worker.row,
+                "pid": worker.pid,
+                "cpu": worker.cpu,
+                "core_class": worker.core_class,
+                "process": worker.state,
+                "shared": uses[worker.cpu] > 1 or worker.cpu in self._leases.shared,
+                "busy_s": (kernel + schedule) / 1e9,
+                "overhead": schedule / (kernel + schedule) if kernel + schedule else 0.0,
+            }
+            found.append(WorkerStatus(**{**row, **about}, model="", op="", tile_s=0.0))
         return found
 
     def present(self) -> list[dict[str, Any]]:
@@ -321,7 +331,7 @@ class WorkerPool:
             self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
             self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
             self._send(worker, wire.SETUP, row, self._bound_to(worker, machine), fds=self._fds)
-            for held in self._segments():
+            for held in list(self._segments):
                 self._send_segment(worker, held)
             self._send(worker, wire.SYNC, self.seq)
         except BaseException:  # it would wait for ever for what it has not been sent

@@ -13,7 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
+from aspen_mp.shm.scarcity import reason
+
 KEPT: Final = 64
+SCARCE_SAID_S: Final = 10.0
+"""That something is scarce is said again when it has not been for so long."""
 Level = Literal["info", "warning", "off"]
 
 
@@ -62,6 +66,21 @@ class EventLog:
         with suppress(OSError, ValueError):  # nobody listens any more
             sys.stderr.write(" ".join([when, f"aspen-mp[{self._runtime}]", event, *words]) + "\n")
             sys.stderr.flush()
+
+
+class ShortageLog:
+    """Logs what is scarce, and says the same again only where `SCARCE_SAID_S` have passed without it."""
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
+        self._said_at: dict[str, float] = {}
+
+    def note(self, error: BaseException) -> None:
+        """Something could not be done now, and is done later."""
+        why, now = reason(error), time.monotonic()
+        if now - self._said_at.get(why, -SCARCE_SAID_S) >= SCARCE_SAID_S:
+            self._event_log.warning("planner-lacks", why=why)
+        self._said_at = {why: now}
 
 
 def _written(value: object) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.connection import Connection
@@ -20,23 +20,28 @@ REST_S: Final = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 
 
+class Hearer(Protocol):
+    """Who serves the connections."""
+
+    def heard(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
+        """A message has come. Its descriptors are the hearer's to close."""
+
+    def gone(self, connection: Connection) -> None:
+        """A connection has ended."""
+
+
 class Listener:
-    def __init__(
-        self,
-        loop: Loop,
-        starter: socket.socket,
-        heard: Callable[[Connection, protocol.Message, list[int]], None],
-        gone: Callable[[Connection], None],
-    ) -> None:
-        """`starter`: the socket of whoever started the runtime, the first connection. `heard`: is given each message and its descriptors;
-        `gone`: each connection that has ended."""
-        self._loop, self._heard, self._gone = loop, heard, gone
+    def __init__(self, loop: Loop, starter: socket.socket) -> None:
+        """`starter`: the socket of whoever started the runtime, the first connection. `open` must follow, before the loop runs."""
+        self._loop = loop
+        self._hearer: Hearer
         self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._listeners: list[socket.socket] = []
         self.starter = self._adopt(starter)
 
-    def open(self, listeners: Iterable[socket.socket]) -> None:
+    def open(self, listeners: Iterable[socket.socket], hearer: Hearer) -> None:
         """Takes over these sockets and lets in who comes to them."""
+        self._hearer = hearer
         for listener in listeners:
             self._listeners.append(listener)
             listener.setblocking(False)
@@ -95,6 +100,9 @@ class Listener:
         self._connections[connection] = None
         return connection
 
+    def _heard(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
+        self._hearer.heard(connection, message, fds)
+
     def _closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
-        self._gone(connection)
+        self._hearer.gone(connection)

@@ -190,8 +190,8 @@ def test_descriptor_floods(null: int) -> None:
         [(packed(["Status", 1]), 253)],
         [(packed(["Status", 1]), 3)],
         [(b"\0", 60)] * 10,
-        [(packed(["Load", 1, "", "m", 1, "f32", True], 1), 2)],
-        [(packed(["Load", 1, "", "m", 1, "f32", True], 4), 4)] * 5,
+        [(packed(["Load", 1, "", "m", {"instances": 1}], 1), 2)],
+        [(packed(["Load", 1, "", "m", {"instances": 1}], 4), 4)] * 5,
         [(frame(bytes(900_000))[:1], 4), (b"\0", 4), (b"\0", 4)],
     ]
     for flood in floods:
@@ -220,7 +220,7 @@ def test_load_of_strange_descriptors(town: aspen_mp.Runtime, null: int) -> None:
             (guest.sock.fileno(), "a socket"),
             (write_only, ""),
         ):
-            failed = guest.ask("Load", 5, "", "odd", 1, "f32", True, fds=[fd])
+            failed = guest.ask("Load", 5, "", "odd", {"instances": 1}, fds=[fd])
             assert isinstance(failed, protocol.Failed)
             assert failed.error == "ModelParseError", failed
             assert what in failed.text
@@ -275,7 +275,7 @@ def test_no_descriptors_left(town: aspen_mp.Runtime, good: Callable[[], None]) -
 NASTY = [None, True, -1, 0, 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 62, (1 << 64) - 1, 1.5, float("nan"), "", "x" * 5000, "\0", "\ud7ff"]
 NASTY += [b"", b"\xff" * 100, [], [[]], [None], [-1], [1 << 62] * 64, [0] * 65, {}, {"a": 1}, [["x", "float32", [1], None]]]
 MESSAGES: dict[str, list[Any]] = {
-    "Load": [1, "/nowhere", "m", 1, "f32", True],
+    "Load": [1, "/nowhere", "m", {"instances": 1}, 1.0],
     "Adopt": [2, 99],
     "Lend": [2, 99],
     "MakePlan": [3, 1, [[["x", "float32", [4, 16], None]]], []],
@@ -334,7 +334,7 @@ def test_strange_plans() -> None:
         with Guest(NAME) as guest:
             memory = os.memfd_create("model")
             os.write(memory, small_models.mlp().SerializeToString())
-            loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
+            loaded = guest.ask("Load", 1, "", "mine", {"instances": 1}, fds=[memory])
             os.close(memory)
             assert isinstance(loaded, protocol.Loaded)
             answer = guest.ask("MakePlan", 2, loaded.model, stages, capacities)
@@ -347,7 +347,7 @@ def test_capacities_beyond_memory(town: aspen_mp.Runtime) -> None:
     with Guest(NAME) as guest:
         memory = os.memfd_create("model")
         os.write(memory, small_models.nonzero().SerializeToString())
-        loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
+        loaded = guest.ask("Load", 1, "", "mine", {"instances": 1}, fds=[memory])
         os.close(memory)
         answer = guest.ask("MakePlan", 2, loaded.model, [[["x", "float32", [1 << 40], None]]], [])
         assert isinstance(answer, protocol.Failed)
@@ -363,7 +363,7 @@ def test_more_questions_than_may_wait(town: aspen_mp.Runtime) -> None:
     with Guest(NAME) as guest:
         memory = os.memfd_create("model")
         os.write(memory, small_models.mlp("n").SerializeToString())
-        loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
+        loaded = guest.ask("Load", 1, "", "mine", {"instances": 1}, fds=[memory])
         os.close(memory)
         n = connection.MAX_UNANSWERED + 50
         shapes = [packed(["MakePlan", k + 2, loaded.model, [[["x", "float32", [k + 1, 17], None]]], []]) for k in range(n)]

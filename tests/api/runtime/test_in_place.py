@@ -634,11 +634,12 @@ def test_pieces_that_are_on_their_way_count():
     waiting = []
     reserver = SimpleNamespace(reserve=lambda role, nbytes, ready, holes: waiting.append(ready))
     segments = SimpleNamespace(pieces=_control.MAX_BORROWED - 3, borrowing_bytes=0)
-    asked = ClientMemory(
-        None, segments, reserver, None, publish=None, collect=None, guarded=None, present=lambda _: True, relieve=lambda _: False
-    )
+    resources = SimpleNamespace(table=None, segments=segments, reserver=reserver)
+    clients = {}
+    asked = ClientMemory(resources, None, clients, publish=None, collect=None, relieve=lambda _: False)
     failed = []
-    client = SimpleNamespace(connection=SimpleNamespace(fail=lambda *what: failed.append(what)))
+    connection = SimpleNamespace(fail=lambda *what: failed.append(what))
+    client = SimpleNamespace(connection=connection)
     memory = os.memfd_create("guest")
     os.ftruncate(memory, PAGE)
 

@@ -99,9 +99,9 @@ def reduction(n: int) -> onnx.ModelProto:
 
 
 IMPATIENT = """
-from aspen_mp.control import server
 from aspen_mp.control.pool import watchdog
-watchdog.LEAST_S, watchdog.TIMES, watchdog.GROWTH, watchdog.SOON_S, server.LOOK_S = 0.2, 0.0, 1.0, 0.02, 0.05
+from aspen_mp.control.process import machine
+watchdog.LEAST_S, watchdog.TIMES, watchdog.GROWTH, watchdog.SOON_S, machine.LOOK_S = 0.2, 0.0, 1.0, 0.02, 0.05
 """
 
 

@@ -180,7 +180,7 @@ def test_stuck_before_it_has_read_its_job(tmp_path: Path) -> None:
     with runtime_with(tmp_path, "patience_s = 2") as (runtime, check), Guest(runtime._session.welcome.address) as guest:
         memory = os.memfd_create("model")
         os.write(memory, small_models.two_inputs().SerializeToString())
-        loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
+        loaded = guest.ask("Load", 1, "", "mine", {"instances": 1}, fds=[memory])
         os.close(memory)
         assert isinstance(loaded, protocol.Loaded)
         for pid in planning_children(runtime):

@@ -203,7 +203,7 @@ def test_no_processes(tmp_path: Path) -> None:
 
 _START = """
 import resource, sys
-import aspen_mp, aspen_mp.control.server, aspen_mp.client.runtime, aspen_mp.client.session
+import aspen_mp, aspen_mp.control.process.main, aspen_mp.client.runtime, aspen_mp.client.session
 from aspen_mp.errors import ResourceLimitError
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,16 @@ import numpy as np
 import pytest
 import small_models
 
+from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models import model_store as stores
+from aspen_mp.control.models.collector import Collector
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_states import Asker
 from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import ServedBucket
-from aspen_mp.control.server import Server
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
@@ -88,11 +88,10 @@ class World:
         self.table = Table(self.control.mapping, self.bell.mapping, create=True, max_workers=2, spin_us=0)
         self.loop, self.event_log = Loop(), EventLog("test", "off")
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        self.segments = SegmentStore(self.table, nothing, nothing)
+        self.segments = SegmentStore(self.table, nothing, nothing, AsyncReleaser(self.loop))
         self.speeds, self.prepared = [1.0], True
-        pool = SimpleNamespace(publish=nothing)
-        server = SimpleNamespace(_table=self.table, _segments=self.segments, _pool=pool)
-        self.collect = partial(Server._collect, server)  # type: ignore[arg-type]
+        collector = Collector(self.table, self.segments, SimpleNamespace(publish=nothing))  # type: ignore[arg-type]
+        self.collect = collector.collect
         setup = PlanningSetup(
             *(None, rates.BUILT_IN, "built-in", Limits(), lambda: self.speeds),
             prepare=nothing,
@@ -100,7 +99,7 @@ class World:
             preempt_ms=PREEMPT_MS,
         )
         resources = Resources(self.loop, self.table, self.segments, SimpleNamespace(), self.event_log)  # type: ignore[arg-type]
-        server._models = self.store = ModelStore(resources, setup, self.collect, nothing)
+        collector.models = self.store = ModelStore(resources, setup, self.collect, nothing)
         self.answers: list[protocol.Message] = []
         self.errors: list[BaseException] = []
         path = folder / "chain.onnx"

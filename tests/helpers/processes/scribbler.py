@@ -104,7 +104,7 @@ class Scribbler:
     def _load(self, label: str, model: onnx.ModelProto, shapes: dict[str, list[int]]) -> None:
         fd = os.memfd_create(label)
         os.write(fd, model.SerializeToString())
-        loaded = self._ask("Load", "", label, 2, "f32", True, fds=(fd,))
+        loaded = self._ask("Load", "", label, {"instances": 2}, fds=(fd,))
         os.close(fd)
         assert isinstance(loaded, protocol.Loaded), loaded
         binds = []

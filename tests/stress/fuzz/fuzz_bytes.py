@@ -162,7 +162,7 @@ def value(seed: int) -> str:
 
 MESSAGES: list[list[Any]] = [
     ["Hello", 2, "00ff", "0.1"],
-    ["Load", 7, "/a/b.onnx", "b", 2, "f32", True],
+    ["Load", 7, "/a/b.onnx", "b", {"instances": 2}],
     ["MakePlan", 8, 1, [[["x", "float32", [1, 3], None], ["s", "int64", [2], b"\1" * 16]]], [["y", 64]]],
     ["Data", 10, 1 << 40],
     ["Resize", 13, 1, 0, -1, [3]],

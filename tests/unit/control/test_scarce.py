@@ -9,7 +9,6 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ from aspen_mp.control.models.publishing import Made
 from aspen_mp.control.planning.planner_child import StagePlanned
 from aspen_mp.control.pool.traces import Traces
 from aspen_mp.control.pool.workers import WorkerPool
-from aspen_mp.control.server import Server
+from aspen_mp.control.process.dispatch import Dispatcher
 from aspen_mp.control.wire import event_loop as loops
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.child_reaper import status_of
@@ -218,7 +217,7 @@ def test_a_plan_that_cannot_be_published() -> None:
 def test_a_segment_that_cannot_be_handed_over() -> None:
     said: list[object] = []
     table = SimpleNamespace(add_segment=lambda role, nbytes: 7, drop_segment=said.append)
-    store = SegmentStore(table, full, said.append)  # type: ignore[arg-type]
+    store = SegmentStore(table, full, said.append, None)  # type: ignore[arg-type]
     fd = os.dup(0)
     with pytest.raises(OSError, match="open files"):
         store.add("data", 4096, fd, "somebody")
@@ -244,8 +243,8 @@ def test_a_data_segment_that_its_client_never_hears_of() -> None:
     table = SimpleNamespace(add_data=lambda number, segment: 3, drop_data=lambda *which: dropped.append(which))
     nothing: Any = lambda *_: None  # noqa: E731
     segments = SimpleNamespace(add=lambda role, nbytes, fd, owner, own: os.close(fd) or 9)
-    of = {"publish": nothing, "collect": nothing, "guarded": nothing, "present": nothing, "relieve": nothing}
-    memory = ClientMemory(table, segments, None, None, **of)  # type: ignore[arg-type]
+    resources: Any = SimpleNamespace(table=table, segments=segments, reserver=None)
+    memory = ClientMemory(resources, None, {}, publish=nothing, collect=nothing, relieve=nothing)  # type: ignore[arg-type]
     client: Any = SimpleNamespace(connection=SimpleNamespace(pid=1, send=full), number=5, data={})
     with pytest.raises(OSError, match="open files"):
         memory._add(client, 8, SimpleNamespace(fd=0, nbytes=4096), [])  # type: ignore[arg-type]
@@ -276,17 +275,14 @@ class Traced:
                 return SimpleNamespace(fd=0)
 
         segments: Any = Held(add=add, drop=lambda number: self.said.append(("drop", number)))
-        self.traces = Traces(
-            *("test", table, segments, 2, EventLog("test", "off")),  # type: ignore[arg-type]
-            reserve=lambda role, nbytes, then: then(Segment.create(role, nbytes, memfd=True)),
-            publish=lambda: self.said.append("publish"),
-            workers=list,
-            class_of=lambda row: "",
-            model_of=lambda plan: "model",
-        )
+        reserver = SimpleNamespace(reserve=lambda role, nbytes, then: then(Segment.create(role, nbytes, memfd=True)))
+        log = EventLog("test", "off")
+        resources: Any = SimpleNamespace(table=table, segments=segments, reserver=reserver, event_log=log)
+        pool: Any = SimpleNamespace(publish=lambda: self.said.append("publish"), present=list, class_of=lambda row: "")
+        self.traces = Traces("test", resources, 2, pool)
 
     def begin(self) -> None:
-        self.traces.begin(1, 4711, 1 << 10, self.answers.append)
+        self.traces.begin(1, 4711, 1 << 10, lambda plan: "model", self.answers.append)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2])
@@ -317,12 +313,12 @@ def test_a_trace_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, copies: int)
 def test_a_trace_that_its_client_never_hears_of() -> None:
     failed: list[Any] = []
     dropped: list[int] = []
-    traces = SimpleNamespace(begin=lambda number, pid, records, then: then(SimpleNamespace(nbytes=1, fd=0)), drop=dropped.append)
-    server = SimpleNamespace(_traces=traces)
-    server._guarded = partial(Server._guarded, server)  # type: ignore[arg-type]
+    traces = SimpleNamespace(begin=lambda *about: about[-1](SimpleNamespace(nbytes=1, fd=0)), drop=dropped.append)
+    models = SimpleNamespace(store=SimpleNamespace(plans=SimpleNamespace(name_of=None)))
+    dispatcher: Any = SimpleNamespace(_parts=SimpleNamespace(memory=SimpleNamespace(traces=traces), models=models))
     connection = SimpleNamespace(pid=1, send=full, refuse=None, fail=lambda *what: failed.append(what))
     client: Any = SimpleNamespace(connection=connection, number=5)
-    Server._trace(server, client, protocol.TraceBegin(8, 0))  # type: ignore[arg-type]
+    Dispatcher._begin_trace(dispatcher, client, protocol.TraceBegin(8, 0), [])
     ((number, error),) = failed
     assert number == 8
     assert isinstance(error, ResourceLimitError)

@@ -24,7 +24,7 @@ from aspen_mp.control.pool import workers as pools
 from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.pool.placement import Place
 from aspen_mp.control.pool.workers import Worker, WorkerPool
-from aspen_mp.control.server import Server
+from aspen_mp.control.process.machine import MachineWatch
 from aspen_mp.control.wire import connection as connections
 from aspen_mp.control.wire import event_loop as loops
 from aspen_mp.control.wire.connection import Connection
@@ -196,10 +196,11 @@ def test_a_worker_that_cannot_be_told_everything(loop: Loop, monkeypatch: pytest
         setattr(pool, name, getattr(WorkerPool, name).__get__(pool))
     core = SimpleNamespace(rank=0, l3=0, node=0, core_class="P")
 
-    def segments() -> Any:
-        raise error(errno.EMFILE)
+    class Segments:
+        def __iter__(self) -> Iterator[object]:
+            raise error(errno.EMFILE)
 
-    pool._segments = segments
+    pool._segments = Segments()
     with pytest.raises(OSError, match="open files"):
         WorkerPool._start_at(pool, 0, Place(0), SimpleNamespace(by_cpu={0: core}))  # type: ignore[arg-type]
     assert not pool._rows
@@ -299,15 +300,17 @@ def test_a_change_of_the_machine_that_cannot_be_looked_at_yet(monkeypatch: pytes
     def full() -> None:
         raise error(errno.EMFILE)
 
-    server: Any = SimpleNamespace(_seen="old", _leases=SimpleNamespace(others=list))
+    changes: list[object] = []
+    leases = SimpleNamespace(others=list)
+    watch: Any = SimpleNamespace(_cores=SimpleNamespace(leases=leases, limits="old", changed=changes.append))
     with monkeypatch.context() as patch:
         patch.setattr(topology, "read", full)
         with pytest.raises(OSError, match="open files"):
-            Server._machine_changed(server, "new")  # type: ignore[arg-type]
-    server._leases.others = full
+            MachineWatch._machine_changed(watch, "new")  # type: ignore[arg-type]
+    leases.others = full
     with pytest.raises(OSError, match="open files"):
-        Server._machine_changed(server, "new")  # type: ignore[arg-type]
-    assert server._seen == "old"
+        MachineWatch._machine_changed(watch, "new")  # type: ignore[arg-type]
+    assert not changes
 
 
 def test_leases_without_descriptors(tmp_path: Path) -> None:

@@ -87,13 +87,18 @@ def test_at_the_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not releaser._waiting
 
 
+def closing(released: list[int]) -> Any:
+    """A releaser that notes what it is given."""
+    return SimpleNamespace(release=released.append, released=lambda then: then(), busy=False)
+
+
 @pytest.mark.parametrize("workers", [0, 7])
 @pytest.mark.parametrize("nbytes", [LARGE, LARGE + 4096])
 def test_who_lets_go(nbytes: int, workers: int) -> None:
     """Of a large segment the descriptor is kept until no worker has it mapped."""
     table: Any = SimpleNamespace(add_segment=lambda role, nbytes: 3, drop_segment=lambda segment: None)
     released: list[int] = []
-    store = SegmentStore(table, lambda held: None, lambda segment: workers, released.append)
+    store = SegmentStore(table, lambda held: None, lambda segment: workers, closing(released))
     fd, piece = os.dup(0), os.dup(0)
     store.add("data", nbytes + 4096, fd, "somebody", (Borrowed(4096, 0, 4096, piece),))
     store.drop(3)
@@ -113,7 +118,7 @@ def test_who_lets_go(nbytes: int, workers: int) -> None:
 def test_what_is_not_used_again_after_all(nbytes: int) -> None:
     table: Any = SimpleNamespace(add_segment=lambda role, nbytes: 3, drop_segment=lambda segment: None)
     released: list[int] = []
-    store = SegmentStore(table, lambda held: None, lambda segment: 0, released.append)
+    store = SegmentStore(table, lambda held: None, lambda segment: 0, closing(released))
     store.add("arena", nbytes, os.dup(0), "somebody")
     taken, fd = store.withdraw(3)
     assert taken == nbytes
@@ -128,7 +133,7 @@ def test_what_is_not_used_again_after_all(nbytes: int) -> None:
 
 def test_segments_that_are_leaving_at_the_end() -> None:
     table: Any = SimpleNamespace(add_segment=lambda role, nbytes: 3, drop_segment=lambda segment: None)
-    store = SegmentStore(table, lambda held: None, lambda segment: 7, lambda fd: pytest.fail("released"))
+    store = SegmentStore(table, lambda held: None, lambda segment: 7, SimpleNamespace(release=pytest.fail))  # type: ignore[arg-type]
     fd = os.dup(0)
     store.add("data", 2 * LARGE, fd, "somebody")
     store.drop(3)

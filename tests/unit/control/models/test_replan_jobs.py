@@ -21,7 +21,7 @@ from aspen_mp.control.models import replanning
 from aspen_mp.control.planning import planner_child
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild, PlanStage
 from aspen_mp.control.planning.preload import Preload
-from aspen_mp.control.server import Server
+from aspen_mp.control.process.machine import MachineWatch
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import PlanError
 
@@ -254,25 +254,24 @@ def test_what_goes_wrong_in_it_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def refresh() -> None:
         raise error[0]
 
-    server: Any = SimpleNamespace(
-        _core_speeds=SimpleNamespace(look=lambda counts, nominal: None),
+    watch: Any = SimpleNamespace(
+        _cores=SimpleNamespace(measure=lambda paces: None),
         _table=SimpleNamespace(paces=list),
-        _machine=SimpleNamespace(cores=()),
         _plan_for_now=lambda: None,
         _steady=99,
-        _config=SimpleNamespace(replan=True),
+        _replans=True,
         _recovery=SimpleNamespace(going_on=False),
         _models=SimpleNamespace(refresh=refresh),
         _event_log=SimpleNamespace(warning=lambda event, why: told.append(why)),
         _not_replanned="",
     )
     for error[0] in (ValueError("one"), ValueError("one"), KeyError("two")):
-        Server._replan(server)
+        MachineWatch._replan(watch)
     assert told == ["ValueError: one", "KeyError: 'two'"]
     assert len(hooked) == 2
     error[0] = MemoryError()
     with pytest.raises(MemoryError):  # the look says that
-        Server._replan(server)
+        MachineWatch._replan(watch)
 
 
 def test_a_nice_child() -> None:

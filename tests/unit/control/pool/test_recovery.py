@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +89,8 @@ class Pool:
 
     running = processes
 
+    def publish(self) -> None: ...
+
     def stopped(self, rows: list[int]) -> list[int]:
         return []
 
@@ -105,8 +108,8 @@ def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
     pool = Pool(n, table.killed.extend)
     recovery = Recovery(
         *(loop, table, {}, EventLog("test", "off"), pool),  # type: ignore[arg-type]
+        tiles=SimpleNamespace(op=lambda instance, tile: 3),
         replace=table.replace,
-        op_of=lambda instance, tile: 3,
         after=lambda: None,
         give_up=pool.told.append,
     )
