@@ -28,7 +28,7 @@ from aspen_mp.control.memory.segments import Held, SegmentStore
 from aspen_mp.control.models.drain import Drain
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
-from aspen_mp.control.models.plan_states import Asker
+from aspen_mp.control.models.plans import Asker
 from aspen_mp.control.models.request_counts import RequestTotals
 from aspen_mp.control.models.schedules import Schedules, View
 from aspen_mp.control.planning import local_rates

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import memory_available
 
@@ -50,37 +50,46 @@ class Eviction:
 
     # ---- too many
 
-    def make_room(self, newest: Plan) -> None:
-        """After a model has got another plan, the last of its live ones."""
-        model = newest.model
-        self._drop_behind(newest)
-        while len(model.live) > 1 and (len(model.live) > MAX_PLANS or sum(map(self._bytes, model.live.values())) > MAX_PLAN_BYTES):
-            oldest = next(iter(model.live.values()))
-            if not newest.job.search:  # the next one most likely is for yet another shape
-                model.spares.expect(oldest.segments[1:])
-            self._retire(oldest)
-        while self._crowded():
-            largest = max(self._models.values(), key=lambda model: len(model.live))
-            if len(largest.live) < 2:
-                break  # so many models: whoever loads another one is told
-            self._retire(next(iter(largest.live.values())))
+    def make_room(self, newest: Plan) -> bool:
+        """Retire a plan if there are too many now that `newest` is live. Return whether there may be more of them to retire."""
+        surplus = self._surplus_behind(newest) or self._surplus_of_model(newest) or self._surplus_of_all()
+        if surplus is not None:
+            self._retire(surplus)
+            return True
         held = self._held()
         self._drop(held - (self._most or (held + memory_available()) // 2), newest)
+        return False
 
-    def _drop_behind(self, newest: Plan) -> None:
-        """Plans behind data that are too many."""
-        while True:
-            behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
-            if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
-                return
-            served = {
-                plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest
-            }
-            least = min(served, key=lambda plan: served[plan] - plan.mark)  # of equal ones the one that was asked for longest ago
-            least.model.spares.expect(least.segments[1:])
-            self._retire(least)
-            for other, count in served.items():
-                other.mark = (other.mark + count) / 2
+    def _surplus_behind(self, newest: Plan) -> Plan | None:
+        """Return a plan to retire where too many of the model's plans are behind data."""
+        behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
+        if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
+            return None
+        served = {plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest}
+        least = min(served, key=lambda plan: served[plan] - plan.mark)  # of equal ones the one that was asked for longest ago
+        least.model.spares.expect(least.segments[1:])
+        del served[least]
+        for other, count in served.items():
+            other.mark = (other.mark + count) / 2
+        return least
+
+    def _surplus_of_model(self, newest: Plan) -> Plan | None:
+        """Return the model's plan that was asked for longest ago, where the model has too many."""
+        model = newest.model
+        if len(model.live) < 2 or (len(model.live) <= MAX_PLANS and sum(map(self._bytes, model.live.values())) <= MAX_PLAN_BYTES):
+            return None
+        oldest = next(iter(model.live.values()))
+        if not newest.job.search:  # the next one most likely is for yet another shape
+            model.spares.expect(oldest.segments[1:])
+        return oldest
+
+    def _surplus_of_all(self) -> Plan | None:
+        """Return a plan of the model with the most plans, where all models together have too many."""
+        if not self._crowded():
+            return None
+        largest = max(self._models.values(), key=lambda model: len(model.live))
+        # With so many models, whoever loads another one is told.
+        return next(iter(largest.live.values())) if len(largest.live) > 1 else None
 
     def _crowded(self) -> bool:
         plans = sum(len(model.live) for model in self._models.values())

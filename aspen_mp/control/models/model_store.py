@@ -8,17 +8,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from aspen_mp.control.memory import weight_files
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models import replanning
+from aspen_mp.control.models import plan_states, replanning
 from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.models.plan_builder import PlanningSetup
+from aspen_mp.control.models.plan_machine import CHECKED, Checks, EventQueue, Machine
 from aspen_mp.control.models.plan_requests import PlanRequests
-from aspen_mp.control.models.plan_states import MODEL_TABLE, Asker, Event, Machine, Model, ModelState, Plan, not_loaded, report
+from aspen_mp.control.models.plan_states import (
+    Asked,
+    Collected,
+    Failed,
+    Left,
+    ModelEffect,
+    ModelEvent,
+    Read,
+    Twin,
+    Wanted,
+    model_transition,
+)
+from aspen_mp.control.models.plans import Asker, Model, ModelState, Plan, not_loaded, report
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.models.schedules import Live, live_plan
@@ -32,9 +45,7 @@ from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 
 
-class ModelStore(Machine):
-    table = MODEL_TABLE
-
+class ModelStore:
     def __init__(
         self,
         resources: Resources,
@@ -42,10 +53,13 @@ class ModelStore(Machine):
         changed: Callable[[], None],
         added: Callable[[int, str], None],
         plans_bytes: int = 0,
+        queue: EventQueue | None = None,
     ) -> None:
         """`changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
-        what plans may hold, 0: by what is free."""
-        super().__init__(resources.event_log)
+        what plans may hold, 0: by what is free. `queue`: of the events of models and plans, else a new one."""
+        self._queue = queue = queue or EventQueue(Checks() if CHECKED else None)
+        self._machine: Machine[Model, ModelEvent, ModelEffect] = Machine(queue, model_transition, self.carry_out, resources.event_log)
+        self._event_log = resources.event_log
         self._loop, self._table, self._segments = resources.loop, resources.table, resources.segments
         self._setup = setup
         self._changed = changed
@@ -53,9 +67,36 @@ class ModelStore(Machine):
         self._by_key: dict[tuple[Any, ...], Model] = {}
         self._next = 1
         self._leaving_weights: dict[int, list[int]] = {}
-        self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.step(plan, Event.COLLECTED))
+        self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.send(plan, Collected()))
         publisher = Publisher(resources, self.plans, changed, added)
-        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes)
+        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes, queue, self.send)
+
+    def send(self, model: Model, event: ModelEvent) -> None:
+        """Tell a model's machine what has happened."""
+        self._machine.send(model, event)
+
+    def carry_out(self, model: Model, effect: ModelEffect) -> None:
+        match effect:
+            case plan_states.ChoosePlan(asker):
+                self._requests.choose(model, asker)
+            case plan_states.Deny(asker):
+                asker.fail(not_loaded(model.id))
+            case plan_states.MakeRoom(plan):
+                self.make_room(model, plan)
+            case plan_states.Wait(asker):
+                self.wait(model, asker)
+            case plan_states.Welcome(asker):
+                self.welcome(model, asker)
+            case plan_states.WelcomeAll(result):
+                self.welcome_all(model, result)
+            case plan_states.HandOver(other):
+                self.hand_over(model, other)
+            case plan_states.Refuse(error):
+                self.refuse(model, error)
+            case plan_states.Drop():
+                self.drop(model)
+            case _:
+                assert_never(effect)
 
     # ---- loading
 
@@ -68,10 +109,10 @@ class ModelStore(Machine):
             raise
         model = self._by_key.get(key) if key[0] == "path" else None
         if model is not None and not model.source.changed():
-            self.step(model, Event.ASKED, asker)
+            self.send(model, Asked(asker))
             return
         model = self._new(message, source, key)
-        self.step(model, Event.ASKED, asker)
+        self.send(model, Asked(asker))
         cache = self._setup.cache
         known = cache.model(source.path, source.touched) if cache is not None and source.path else None
         if known is not None:
@@ -82,7 +123,7 @@ class ModelStore(Machine):
             Job(
                 InspectJob(),
                 lambda result, segments: self._inspected(model, result),
-                partial(self.step, model, Event.FAILED),
+                lambda error: self.send(model, Failed(error)),
                 lambda progress: report(model.waiting, progress),
             )
         )
@@ -94,7 +135,7 @@ class ModelStore(Machine):
         model = Model(number, key, source, request, ArenaPool(self._segments), name, message.share)
         serve = partial(child_main.serve, model, setup.cache, setup.rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
-        model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
+        model.background_child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
         self._models[number] = self._by_key[key] = model
         return model
 
@@ -106,9 +147,9 @@ class ModelStore(Machine):
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
             model.digest = result.digest
         if known is model:
-            self.step(model, Event.READ, result)
+            self.send(model, Read(result))
         else:
-            self.step(model, Event.TWIN, known)
+            self.send(model, Twin(known))
 
     def wait(self, model: Model, asker: Asker) -> None:
         model.waiting.append(asker)
@@ -130,14 +171,12 @@ class ModelStore(Machine):
     def hand_over(self, model: Model, twin: Model) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
-            self.step(twin, Event.ASKED, asker)
-        self.drop(model)
+            self.send(twin, Asked(asker))
 
     def refuse(self, model: Model, error: AspenError) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
             asker.fail(model.about(error))
-        self.drop(model)
 
     def adopt(self, number: int, asker: Asker) -> None:
         """Answers with `Loaded` for a model that another client has loaded."""
@@ -146,7 +185,7 @@ class ModelStore(Machine):
             raise RequestError(
                 f"model {number} is no longer loaded. Keep the model in the process that pickled it until the other process has used it"
             )
-        self.step(model, Event.ASKED, asker)
+        self.send(model, Asked(asker))
 
     def check_loaded(self, numbers: Sequence[int], client: int) -> None:
         """RequestError unless the client has these models loaded."""
@@ -179,7 +218,15 @@ class ModelStore(Machine):
         if model is None:
             raise not_loaded(message.model)
         self._look_at_weights(model)
-        self._requests.ask(model, message, asker)
+        if asker.client not in model.users:
+            raise not_loaded(model.id)
+        asker.asked = message
+        self.send(model, Wanted(asker))
+
+    def make_room(self, model: Model, newest: Plan) -> None:
+        """Retire plans beyond the limits, one at a time as a rule."""
+        if self._requests.eviction.make_room(newest):
+            self.send(model, plan_states.PlanAdded(newest))
 
     def look_at_weights(self) -> None:
         """Something has happened to a request: perhaps that the weights of its plan were cut short."""
@@ -205,7 +252,7 @@ class ModelStore(Machine):
         # The planning children know of the weights as they were.
         model.child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
         self._requests.stop_background(model)
-        model.behind.close()
+        model.background_child.close()
 
     def refresh(self) -> None:
         """Has a plan made again, if there is one to be."""
@@ -243,6 +290,10 @@ class ModelStore(Machine):
             self._forget_user(model, client)
 
     def client_gone(self, client: int) -> None:
+        """A client's connection has ended, perhaps while an event is being carried out: its answer could not be sent."""
+        self._queue.later(partial(self._client_gone, client))
+
+    def _client_gone(self, client: int) -> None:
         for model in list(self._models.values()):
             model.waiting = [asker for asker in model.waiting if asker.client != client]
             self._forget_user(model, client)
@@ -250,7 +301,7 @@ class ModelStore(Machine):
     def _forget_user(self, model: Model, client: int) -> None:
         model.users.pop(client, None)
         if not model.users and not model.waiting:
-            self.step(model, Event.LEFT)
+            self.send(model, Left())
 
     def drop(self, model: Model) -> None:
         """Its plans go as soon as their last requests have ended, its weights after them."""
@@ -258,7 +309,7 @@ class ModelStore(Machine):
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
         self._requests.give_up(model, AspenError("loading was cancelled"))
-        model.behind.retire()
+        model.background_child.retire()
         model.child.retire()
         model.spares.close()
         self.plans.unloaded(model)
@@ -290,7 +341,7 @@ class ModelStore(Machine):
         self.plans.close()
         for model in list(self._models.values()):
             self._requests.stop_background(model)
-            model.behind.close()
+            model.background_child.close()
             model.child.close()
             model.source.close()
             model.spares.close()
@@ -339,7 +390,7 @@ class ModelStore(Machine):
 
 def _doing(model: Model) -> dict[str, Any] | None:
     """How far its planning process is; None where it does nothing."""
-    now = model.child.doing or model.behind.doing
+    now = model.child.doing or model.background_child.doing
     return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
 
 

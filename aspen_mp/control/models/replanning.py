@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.pool.core_speeds import alike
 from aspen_mp.shm.bindings import _control
@@ -51,7 +51,7 @@ def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[f
 
 
 def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float) -> Plan | None:
-    """Of outdated plans, that of the one that has served most of late. What keeps a higher class waiting does not wait itself."""
+    """Of outdated plans, that of the one that has served most of late. Plans that delay a higher class are replaced first."""
     now = time.monotonic()
     outdated: list[tuple[bool, int, Plan]] = []
     for plan in (plan for model in models for plan in model.live.values()):
@@ -72,7 +72,7 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
     limit = preempt_ms if long else plan.job.longest_ms
     # The plan cache has the plans that are best alone: other runtimes may have no such requests.
     job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=not limit, longest_ms=limit, spares=[])
-    return Plan(plan.model, plan.key, job, background=True)
+    return Plan(plan.model, plan.live_key, job, background=True)
 
 
 def _cuttable(plan: Plan, preempt_ms: float) -> bool:
