@@ -14,7 +14,7 @@ import msgspec
 
 from aspen_mp.control.memory import weight_files
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models import plan_states, replanning
+from aspen_mp.control.models import replanning
 from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_machine import CHECKED, Checks, EventQueue, Machine
@@ -22,13 +22,18 @@ from aspen_mp.control.models.plan_requests import PlanRequests
 from aspen_mp.control.models.plan_states import (
     Asked,
     Collected,
+    Drop,
     Failed,
+    HandOver,
     Left,
     ModelEffect,
     ModelEvent,
     Read,
+    Refuse,
     Twin,
-    Wanted,
+    Wait,
+    Welcome,
+    WelcomeAll,
     model_transition,
 )
 from aspen_mp.control.models.plans import Asker, Model, ModelState, Plan, not_loaded, report
@@ -69,7 +74,7 @@ class ModelStore:
         self._leaving_weights: dict[int, list[int]] = {}
         self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.send(plan, Collected()))
         publisher = Publisher(resources, self.plans, changed, added)
-        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes, queue, self.send)
+        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes, queue)
 
     def send(self, model: Model, event: ModelEvent) -> None:
         """Tell a model's machine what has happened."""
@@ -77,23 +82,17 @@ class ModelStore:
 
     def carry_out(self, model: Model, effect: ModelEffect) -> None:
         match effect:
-            case plan_states.ChoosePlan(asker):
-                self._requests.choose(model, asker)
-            case plan_states.Deny(asker):
-                asker.fail(not_loaded(model.id))
-            case plan_states.MakeRoom(plan):
-                self.make_room(model, plan)
-            case plan_states.Wait(asker):
-                self.wait(model, asker)
-            case plan_states.Welcome(asker):
-                self.welcome(model, asker)
-            case plan_states.WelcomeAll(result):
-                self.welcome_all(model, result)
-            case plan_states.HandOver(other):
-                self.hand_over(model, other)
-            case plan_states.Refuse(error):
-                self.refuse(model, error)
-            case plan_states.Drop():
+            case Wait():
+                self.wait(model, effect.asker)
+            case Welcome():
+                self.welcome(model, effect.asker)
+            case WelcomeAll():
+                self.welcome_all(model, effect.result)
+            case HandOver():
+                self.hand_over(model, effect.other)
+            case Refuse():
+                self.refuse(model, effect.error)
+            case Drop():
                 self.drop(model)
             case _:
                 assert_never(effect)
@@ -218,15 +217,7 @@ class ModelStore:
         if model is None:
             raise not_loaded(message.model)
         self._look_at_weights(model)
-        if asker.client not in model.users:
-            raise not_loaded(model.id)
-        asker.asked = message
-        self.send(model, Wanted(asker))
-
-    def make_room(self, model: Model, newest: Plan) -> None:
-        """Retire plans beyond the limits, one at a time as a rule."""
-        if self._requests.eviction.make_room(newest):
-            self.send(model, plan_states.PlanAdded(newest))
+        self._requests.ask(model, message, asker)
 
     def look_at_weights(self) -> None:
         """Something has happened to a request: perhaps that the weights of its plan were cut short."""

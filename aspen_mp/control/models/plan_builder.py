@@ -72,6 +72,7 @@ class PlanBuilder(ABC):
         queue: EventQueue,
     ) -> None:
         """`models`: those that are loaded, by number. `most_bytes`: what plans may hold, 0: by what is free."""
+        self._queue = queue
         self._machine: Machine[Plan, PlanEvent, PlanEffect] = Machine(queue, plan_transition, self.carry_out, resources.event_log)
         self._event_log = resources.event_log
         self._setup = setup

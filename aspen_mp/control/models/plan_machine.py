@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from aspen_mp.control.models.plan_states import Asked, Failed, Wanted
+from aspen_mp.control.models.plan_states import Asked, Failed
 from aspen_mp.control.models.plans import ENDED, MAKING, Model, ModelState, Plan, State
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.shm.errors import AspenError
@@ -20,6 +20,7 @@ from aspen_mp.shm.errors import AspenError
 CHECKED: Final = os.environ.get("ASPEN_MP_CHECK", "off") == "on"
 """Whether a planner process checks every step."""
 
+Action = Callable[[], None]
 SubjectT = TypeVar("SubjectT", Plan, Model)
 EventT = TypeVar("EventT")
 EffectT = TypeVar("EffectT")
@@ -34,38 +35,44 @@ class EventQueue:
 
     def __init__(self, checks: Checks | None = None) -> None:
         self.checks = checks
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._following: list[Callable[[], None]] = []
+        self._stack: list[Action] = []
+        """What waits; the last one is next."""
+        self._following: list[Action] = []
+        self._later: deque[Action] = deque()
         self._running = False
 
-    def follow(self, action: Callable[[], None]) -> None:
+    def follow(self, action: Action) -> None:
         """Carry out an event directly after the current one; at once if there is none."""
         if self._running:
             self._following.append(action)
         else:
             self._run(action)
 
-    def later(self, action: Callable[[], None]) -> None:
+    def later(self, action: Action) -> None:
         """Carry out an event when all that waits now has ended; at once if nothing does."""
         if self._running:
-            self._waiting.append(action)
+            self._later.append(action)
         else:
             self._run(action)
 
-    def _run(self, action: Callable[[], None]) -> None:
-        """An error ends its own event alone. The first one is raised at the end."""
-        waiting, following, first = self._waiting, self._following, None
-        waiting.append(action)
+    def _run(self, action: Action) -> None:
+        """Carry out an event and all that waits then. An error ends its own event alone; the first one is raised at the end."""
+        stack, following, first = self._stack, self._following, None
         self._running = True
         try:
-            while waiting:
+            while True:
                 try:
-                    waiting.popleft()()
+                    action()
                 except Exception as error:
                     first = first or error
-                if following:
-                    waiting.extendleft(reversed(following))
-                    following.clear()
+                while following:
+                    stack.append(following.pop())
+                if stack:
+                    action = stack.pop()
+                elif self._later:
+                    action = self._later.popleft()
+                else:
+                    break
             if self.checks is not None and first is None:
                 self.checks.between()
         finally:
@@ -112,7 +119,7 @@ class Machine(Generic[SubjectT, EventT, EffectT]):
         self._event_log.warning("misstep", about=name, state=subject.state.value, what=what)
         if self._queue.checks is not None:
             raise AssertionError(str(error))
-        if isinstance(event, Asked | Wanted):
+        if isinstance(event, Asked):
             event.asker.fail(error)
         if not isinstance(event, Failed) and self._transition(subject.state, Failed(error)) is not None:
             self.send(subject, Failed(error))

@@ -6,18 +6,36 @@ A plan's key holds the shapes and values of a request, or those of the longest r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
 
-from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models import plan_states, replanning
-from aspen_mp.control.models.plan_builder import PlanBuilder, PlanningSetup
-from aspen_mp.control.models.plan_machine import EventQueue
-from aspen_mp.control.models.plan_states import Asked, PlanEffect, Stopped
+from aspen_mp.control.models import replanning
+from aspen_mp.control.models.plan_builder import PlanBuilder
+from aspen_mp.control.models.plan_states import (
+    Announce,
+    Asked,
+    Discard,
+    Fail,
+    Forget,
+    Join,
+    KeepArena,
+    LetGo,
+    PlanEffect,
+    Publish,
+    Release,
+    Relieve,
+    Reserve,
+    RunPlanner,
+    Stop,
+    Stopped,
+    Tell,
+    Verify,
+    Withdraw,
+)
 from aspen_mp.control.models.plans import Asker, Model, Plan, not_loaded
-from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.planning.shape_buckets import Axes, ServedBucket, WantedBucket, symbols_of
@@ -27,73 +45,67 @@ from aspen_mp.shm.errors import AspenError
 
 
 class PlanRequests(PlanBuilder):
-    def __init__(
-        self,
-        resources: Resources,
-        setup: PlanningSetup,
-        publisher: Publisher,
-        models: Mapping[int, Model],
-        most_bytes: int,
-        queue: EventQueue,
-        tell_model: Callable[[Model, plan_states.Wanted | plan_states.PlanAdded], None],
-    ) -> None:
-        """`tell_model(model, event)`: sends an event to a model's machine."""
-        super().__init__(resources, setup, publisher, models, most_bytes, queue)
-        self._tell_model = tell_model
-
     def carry_out(self, plan: Plan, effect: PlanEffect) -> None:
         match effect:
-            case plan_states.Tell(asker):
-                self.tell(plan, asker)
-            case plan_states.Join(asker):
-                self.join(plan, asker)
-            case plan_states.Verify(entry):
-                self.verify(plan, entry)
-            case plan_states.Reserve():
+            case Tell():
+                self.tell(plan, effect.asker)
+            case Join():
+                self.join(plan, effect.asker)
+            case Verify():
+                self.verify(plan, effect.entry)
+            case Reserve():
                 self.reserve(plan)
-            case plan_states.KeepArena(answer):
-                self.keep_arena(plan, answer)
-            case plan_states.Discard(answer):
-                self.discard(answer)
-            case plan_states.RunPlanner():
+            case KeepArena():
+                self.keep_arena(plan, effect.answer)
+            case Discard():
+                self.discard(effect.answer)
+            case RunPlanner():
                 self.plan(plan)
-            case plan_states.Publish(built):
-                self.publish(plan, built)
-            case plan_states.Release():
+            case Publish():
+                self.publish(plan, effect.built)
+            case Release():
                 self.release(plan)
-            case plan_states.Relieve(error):
-                self.relieve(plan, error)
-            case plan_states.LetGo():
+            case Relieve():
+                self.relieve(plan, effect.error)
+            case LetGo():
                 self.let_go(plan)
-            case plan_states.Announce():
+            case Announce():
                 self.announce(plan)
-            case plan_states.Fail(error):
-                self.fail(plan, error)
-            case plan_states.Stop():
+            case Fail():
+                self.fail(plan, effect.error)
+            case Stop():
                 self.stop(plan)
-            case plan_states.Withdraw():
+            case Withdraw():
                 self.withdraw(plan)
-            case plan_states.Forget():
+            case Forget():
                 self.forget(plan)
             case _:
                 assert_never(effect)
 
     # ---- what clients ask for
 
-    def choose(self, model: Model, asker: Asker) -> None:
-        """Find or begin a plan for what the asker has asked. The answer is `Planned`."""
+    def ask(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
+        """Answer with `Planned`, at once if there is such a plan. RequestError where the client has not loaded the model."""
+        if asker.client not in model.users:
+            raise not_loaded(model.id)
+        asker.asked = message
+        self._ask_again(model, asker)
+
+    def _ask_again(self, model: Model, asker: Asker) -> None:
+        self._queue.follow(partial(self._choose, model, asker))
+
+    def _choose(self, model: Model, asker: Asker) -> None:
         try:
-            self._choose(model, asker)
+            if asker.client not in model.users:  # it has unloaded the model while it waited for another plan
+                raise not_loaded(model.id)
+            assert asker.asked is not None
+            self._find_or_begin(model, asker.asked, asker)
         except AspenError as error:
             asker.fail(error)
 
-    def _choose(self, model: Model, asker: Asker) -> None:
-        message = asker.asked
-        assert message is not None
-        if asker.client not in model.users:  # while it waited for another plan, it has unloaded the model
-            raise not_loaded(model.id)
+    def _find_or_begin(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
         own, by_shape = _key(message), _by_shape(message)
-        if by_shape:
+        if by_shape and message.stages[0] not in model.buckets.shapes:
             model.buckets.learn(message.stages[0], _symbols(model, message.stages[0]))
         plan = model.live.get(own)
         if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
@@ -144,9 +156,6 @@ class PlanRequests(PlanBuilder):
         if waits is not None:
             self.send(waits, Stopped())
         return plan
-
-    def _ask_again(self, model: Model, asker: Asker) -> None:
-        self._tell_model(model, plan_states.Wanted(asker))
 
     # ---- what nobody waits for
 
@@ -241,7 +250,12 @@ class PlanRequests(PlanBuilder):
                 plan.tell(asker)
             else:
                 self._ask_again(model, asker)
-        self._tell_model(model, plan_states.PlanAdded(plan))
+        self._queue.follow(partial(self.make_room, plan))
+
+    def make_room(self, newest: Plan) -> None:
+        """Retire plans beyond the limits, one at a time: what is retired no longer counts."""
+        if self.eviction.make_room(newest):
+            self._queue.follow(partial(self.make_room, newest))
 
     def fail(self, plan: Plan, error: AspenError) -> None:
         model = plan.model

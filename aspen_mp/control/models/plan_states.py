@@ -7,10 +7,11 @@ the effects carried out. `aspen_mp/control/README.md` shows the states as a pict
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import msgspec
 
-from aspen_mp.control.models.plans import ENDED, MAKING, Asker, Model, ModelState, Plan, State
+from aspen_mp.control.models.plans import ENDED, MAKING, Asker, Model, ModelState, State
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import Inspected, Received, StagePlanned
 from aspen_mp.shm.errors import AspenError
@@ -119,22 +120,10 @@ class Left(msgspec.Struct, frozen=True):
     """Nobody has the model loaded or waits for it."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A client asks for a plan of the model."""
-
-    asker: Asker
-
-
-class PlanAdded(msgspec.Struct, frozen=True):
-    """The model has another live plan."""
-
-    plan: Plan
-
-
 PlanEvent = (
     Asked | Failed | Hit | Missed | Verified | Reserved | Built | Published | Lacked | Relieved | Stopped | Retired | Collected
 )  # fmt: skip
-ModelEvent = Asked | Failed | Read | Twin | Left | Wanted | PlanAdded
+ModelEvent = Asked | Failed | Read | Twin | Left
 
 
 # ---- effects
@@ -254,29 +243,11 @@ class Drop(msgspec.Struct, frozen=True):
     """All that the model holds is given back."""
 
 
-class ChoosePlan(msgspec.Struct, frozen=True):
-    """A plan for the asker's shapes is found or begun."""
-
-    asker: Asker
-
-
-class Deny(msgspec.Struct, frozen=True):
-    """The asker is told that the model is not loaded."""
-
-    asker: Asker
-
-
-class MakeRoom(msgspec.Struct, frozen=True):
-    """Plans beyond the limits are retired, the new one excepted."""
-
-    plan: Plan
-
-
 PlanEffect = (
     Join | Tell | Verify | Reserve | KeepArena | Discard | RunPlanner | Publish | Release | Relieve | LetGo | Announce | Fail | Stop
     | Withdraw | Forget
 )  # fmt: skip
-ModelEffect = Wait | Welcome | WelcomeAll | HandOver | Refuse | Drop | ChoosePlan | Deny | MakeRoom
+ModelEffect = Wait | Welcome | WelcomeAll | HandOver | Refuse | Drop
 
 
 # ---- transitions
@@ -286,66 +257,85 @@ S, M = State, ModelState
 
 def plan_transition(state: State, event: PlanEvent) -> tuple[State, tuple[PlanEffect, ...]] | None:
     """Return the state of a plan after an event, and the effects in order; None where the event cannot happen."""
-    match state, event:
-        case S.LIVE, Asked(asker):
-            return state, (Tell(asker),)
-        case _, Asked(asker) if state is S.REQUESTED or state in MAKING:
-            return state, (Join(asker),)
-        case S.REQUESTED, Hit(entry):
-            return S.CACHED, (Verify(entry),)
-        case S.CACHED, Verified():
-            return S.RESERVING, (Reserve(),)
-        case S.RESERVING, Reserved(answer):
-            return state, (KeepArena(answer),)
-        case ((S.REQUESTED | S.RESERVING), Missed()):
-            return S.PLANNING, (RunPlanner(),)
-        case ((S.RESERVING | S.PLANNING), Built(built)):
-            return S.PUBLISHING, (Publish(built),)
-        case S.PUBLISHING, Published():
-            return S.LIVE, (LetGo(), Announce())
-        case S.LIVE, Retired():
-            return S.RETIRING, (Withdraw(),)
-        case S.RETIRING, Collected():
-            return S.DROPPED, (Forget(),)
-        case ((S.RESERVING | S.PLANNING | S.PUBLISHING), Lacked(error)):
-            return S.WAITING, (Release(), Relieve(error))
-        case S.WAITING, Relieved():
-            return S.PLANNING, (RunPlanner(),)
-        case S.REQUESTED, Stopped():
-            return S.DROPPED, (LetGo(),)
-        case _, Stopped() if state in MAKING:
-            return S.DROPPED, (LetGo(), Stop())
-        case _, Failed(error) if state is S.PUBLISHING or state in MAKING:
-            return S.FAILED, (LetGo(), Fail(error))
-        # What was under way when a plan ended comes too late.
-        case _, Reserved(answer) if state in ENDED:
-            return state, (Discard(answer),)
-        case _, (Verified() | Relieved() | Failed()) if state in ENDED:
-            return state, ()
+    match event:
+        case Asked():
+            if state is S.LIVE:
+                return state, (Tell(event.asker),)
+            if state is S.REQUESTED or state in MAKING:
+                return state, (Join(event.asker),)
+        case Hit():
+            if state is S.REQUESTED:
+                return S.CACHED, (Verify(event.entry),)
+        case Missed():
+            if state in (S.REQUESTED, S.RESERVING):
+                return S.PLANNING, (RunPlanner(),)
+        case Verified():
+            if state is S.CACHED:
+                return S.RESERVING, (Reserve(),)
+            if state in ENDED:  # it comes too late, as do others below
+                return state, ()
+        case Reserved():
+            if state is S.RESERVING:
+                return state, (KeepArena(event.answer),)
+            if state in ENDED:
+                return state, (Discard(event.answer),)
+        case Built():
+            if state in (S.RESERVING, S.PLANNING):
+                return S.PUBLISHING, (Publish(event.built),)
+        case Published():
+            if state is S.PUBLISHING:
+                return S.LIVE, (LetGo(), Announce())
+        case Lacked():
+            if state in (S.RESERVING, S.PLANNING, S.PUBLISHING):
+                return S.WAITING, (Release(), Relieve(event.error))
+        case Relieved():
+            if state is S.WAITING:
+                return S.PLANNING, (RunPlanner(),)
+            if state in ENDED:
+                return state, ()
+        case Failed():
+            if state is S.PUBLISHING or state in MAKING:
+                return S.FAILED, (LetGo(), Fail(event.error))
+            if state in ENDED:
+                return state, ()
+        case Stopped():
+            if state is S.REQUESTED:
+                return S.DROPPED, (LetGo(),)
+            if state in MAKING:
+                return S.DROPPED, (LetGo(), Stop())
+        case Retired():
+            if state is S.LIVE:
+                return S.RETIRING, (Withdraw(),)
+        case Collected():
+            if state is S.RETIRING:
+                return S.DROPPED, (Forget(),)
+        case _:
+            assert_never(event)
     return None
 
 
 def model_transition(state: ModelState, event: ModelEvent) -> tuple[ModelState, tuple[ModelEffect, ...]] | None:
     """Return the state of a model after an event, and the effects in order; None where the event cannot happen."""
-    match state, event:
-        case M.LOADED, Wanted(asker):
-            return state, (ChoosePlan(asker),)
-        case M.GONE, Wanted(asker):
-            return state, (Deny(asker),)
-        case M.LOADED, PlanAdded(plan):
-            return state, (MakeRoom(plan),)
-        case M.LOADING, Asked(asker):
-            return state, (Wait(asker),)
-        case M.LOADED, Asked(asker):
-            return state, (Welcome(asker),)
-        case M.LOADING, Read(result):
-            return M.LOADED, (WelcomeAll(result),)
-        case M.LOADING, Twin(other):
-            return M.GONE, (HandOver(other), Drop())
-        case M.LOADING, Failed(error):
-            return M.GONE, (Refuse(error), Drop())
-        case ((M.LOADING | M.LOADED), Left()):
-            return M.GONE, (Drop(),)
-        case M.GONE, Failed():  # the job of a planning child that was ended
-            return state, ()
+    match event:
+        case Asked():
+            if state is M.LOADING:
+                return state, (Wait(event.asker),)
+            if state is M.LOADED:
+                return state, (Welcome(event.asker),)
+        case Read():
+            if state is M.LOADING:
+                return M.LOADED, (WelcomeAll(event.result),)
+        case Twin():
+            if state is M.LOADING:
+                return M.GONE, (HandOver(event.other), Drop())
+        case Failed():
+            if state is M.LOADING:
+                return M.GONE, (Refuse(event.error), Drop())
+            if state is M.GONE:  # the job of a planning child that was ended
+                return state, ()
+        case Left():
+            if state is not M.GONE:
+                return M.GONE, (Drop(),)
+        case _:
+            assert_never(event)
     return None

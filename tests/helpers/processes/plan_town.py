@@ -102,7 +102,8 @@ class Known:
 
 
 class Town:
-    """`at_once`: verifying and reserving end at once, as they do where there is little to do. `checks`: of each step, by default."""
+    """`at_once`: verifying and reserving end at once, as they do where there is little to do. `breaking`: clients that go when they are
+    answered. `checks`: of each step, by default."""
 
     def __init__(self, checks: Checks | None = None, *, checked: bool = True) -> None:
         self.patch = patch = pytest.MonkeyPatch()
@@ -123,6 +124,7 @@ class Town:
         self.children: list[Child] = []
         self.known: list[Known] = []
         self.here: set[int] = set()
+        self.breaking: set[int] = set()
         self.open: set[FakeSegment] = set()
         self.timers: list[Callable[[], object]] = []
         self.verifying: list[Callable[[], None]] = []
@@ -189,7 +191,14 @@ class Town:
 
     def asker(self, client: int) -> Asker:
         answers: list[object] = []
-        known = Known(Asker(client, len(self.known), answers.append, answers.append), answers)
+
+        def answer(message: object) -> None:
+            answers.append(message)
+            if client in self.breaking:
+                self.breaking.discard(client)
+                self.gone(client)
+
+        known = Known(Asker(client, len(self.known), answer, answer), answers)
         self.known.append(known)
         self.here.add(client)
         return known.asker

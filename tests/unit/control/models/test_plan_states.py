@@ -264,7 +264,21 @@ def a_search_takes_the_place_of_a_plan(town: Town) -> None:
     assert before.keys() == model.live.keys()
 
 
+def clients_go_as_they_are_answered(town: Town) -> None:
+    model = with_range(town)
+    town.load(B, "/m")
+    for client, rows in ((A, 24), (A, 24), (B, 25), (B, 8)):
+        town.ask(client, model, rows)
+        town.breaking.add(A)
+    town.planned(2)  # for 24 to 31
+    assert model.users.keys() == {B}
+    town.breaking.add(B)
+    town.ask(B, model, 26)
+    assert model not in town.models
+
+
 SCRIPTS = [
+    clients_go_as_they_are_answered,
     *(models_come_and_go, plans_of_children, plans_of_the_cache, memory_runs_out, a_plan_that_waits_for_memory_ends, plans_give_way),
     *(what_comes_too_late, who_waits_for_a_plan_that_gives_way_asks_again, the_plan_of_a_range_that_is_made_twice_is_found),
     *(who_waits_for_a_plan_that_gives_way_may_have_lost_its_model, what_nobody_waits_for_may_be_impossible_to_publish),
@@ -400,6 +414,8 @@ class Lives(RuleBasedStateMachine):
         self.town.at_once = at_once
         chosen = self.used[model % len(self.used)]
         for rows, behind, how, self.town.hits in asked:
+            if not chosen.users:
+                break
             made = [plan.job.stages[0][0].shape[1] for plan in chosen.begun.values()]
             self.town.ask(next(iter(chosen.users)), chosen, rows if rows != MADE else made[0] if made else 8, behind=behind, **how)
 
@@ -445,12 +461,14 @@ class Lives(RuleBasedStateMachine):
         self.town.pass_time()
 
     @precondition(lambda self: self.used)
-    @rule(what=st.sampled_from(["nothing"] * 3 + ["gone", "unload", "weights"]), which=st.integers(0, 2))
+    @rule(what=st.sampled_from(["nothing"] * 3 + ["gone", "breaks", "unload", "weights"]), which=st.integers(0, 2))
     def end(self, what: str, which: int) -> None:
         town, model = self.town, self.used[which % len(self.used)]
         client = next(iter(model.users))
         if what == "gone":
             town.gone(client)
+        elif what == "breaks":
+            town.breaking.add(client)
         elif what == "unload":
             town.store.unload(model.id, client)
         elif what == "weights":
