@@ -1,4 +1,4 @@
-"""Loaded models: who uses them, and when they go with all that they hold.
+"""Keeps the loaded models: who uses them, and when they go with all that they hold.
 
 A model that several clients load with the same options from an unchanged file is one model.
 """
@@ -60,8 +60,11 @@ class ModelStore:
         plans_bytes: int = 0,
         queue: EventQueue | None = None,
     ) -> None:
-        """`changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
-        what plans may hold, 0: by what is free. `queue`: of the events of models and plans, else a new one."""
+        """Make an empty store.
+
+        `changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
+        what plans may hold; 0: by what is free. `queue`: for the events of models and plans; None: a new one.
+        """
         self._queue = queue = queue or EventQueue(Checks() if CHECKED else None)
         self._machine: Machine[Model, ModelEvent, ModelEffect] = Machine(queue, model_transition, self.carry_out, resources.event_log)
         self._event_log = resources.event_log
@@ -100,7 +103,7 @@ class ModelStore:
     # ---- loading
 
     def load(self, message: protocol.Load, fds: list[int], asker: Asker) -> None:
-        """Answers with `Loaded`, at once if the same model is there already. Takes over `fds`."""
+        """Answer with `Loaded`, at once if the same model is there already. This takes over `fds`."""
         try:
             source, key = _source(message, fds)
         except BaseException:
@@ -178,7 +181,7 @@ class ModelStore:
             asker.fail(model.about(error))
 
     def adopt(self, number: int, asker: Asker) -> None:
-        """Answers with `Loaded` for a model that another client has loaded."""
+        """Answer with `Loaded` for a model that another client has loaded."""
         model = self._models.get(number)
         if model is None or model.state is not ModelState.LOADED:
             raise RequestError(
@@ -187,13 +190,13 @@ class ModelStore:
         self.send(model, Asked(asker))
 
     def check_loaded(self, numbers: Sequence[int], client: int) -> None:
-        """RequestError unless the client has these models loaded."""
+        """Raise RequestError unless the client has these models loaded."""
         for number in numbers:
             if number not in self._models or client not in self._models[number].users:
                 raise not_loaded(number)
 
     def live(self, number: int) -> list[Live]:
-        """A model's plans that requests run on."""
+        """Return a model's plans that requests run on."""
         model = self._models.get(number)
         plans = [] if model is None else [plan for plan in model.live.values() if plan.segments]
         return [
@@ -201,8 +204,10 @@ class ModelStore:
         ]
 
     def lend(self, number: int, client: int) -> int:
-        """A descriptor of the file in memory that a model was loaded from, for reading. Only of one that nobody can change any more:
-        clients take what it holds for what they have loaded themselves, with the same contents."""
+        """Return a descriptor of the memfd that a model was loaded from, for reading. RequestError unless the memfd is sealed.
+
+        Nobody can change a sealed one, so clients rely on it having the contents that they have loaded themselves.
+        """
         model = self._models.get(number)
         if model is None or client not in model.users:
             raise not_loaded(number)
@@ -220,13 +225,15 @@ class ModelStore:
         self._requests.ask(model, message, asker)
 
     def look_at_weights(self) -> None:
-        """Something has happened to a request: perhaps that the weights of its plan were cut short."""
+        """Look for weight files that were cut short, because something has happened to a request."""
         for model in list(self._models.values()):
             self._look_at_weights(model)
 
     def _look_at_weights(self, model: Model) -> None:
-        """Weights whose file is no longer what was mapped are used no more: the model's plans go, their clients ask for others, and those
-        get weights packed anew. The segments stay as long as the model does; they have no memory of their own."""
+        """Stop using weights whose file was cut short. The model's plans go; clients ask for others, which get weights packed anew.
+
+        The segments stay as long as the model does: they have no memory of their own.
+        """
         lost = [
             number
             for number, segment in enumerate(model.weight_segments)
@@ -246,15 +253,15 @@ class ModelStore:
         model.background_child.close()
 
     def refresh(self) -> None:
-        """Has a plan made again, if there is one to be."""
+        """Have a plan made again, if one should be."""
         self._requests.refresh()
 
     def spared(self, segments: set[int]) -> set[int]:
-        """Those of segments that nothing refers to any more which are kept for other plans."""
+        """Return which of these unused segments are kept for other plans."""
         return {segment for model in self._models.values() for segment in model.spares.keep(segments)}
 
     def replace_arena(self, instance: int) -> None:
-        """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
+        """Replace an instance's arena by a new one, while all workers are stopped. ResourceLimitError where there is no memory."""
         old = self._table.instance(instance)["arena"]
         held = self._segments[old]
         with Segment.create("arena", held.nbytes) as arena:
@@ -267,7 +274,7 @@ class ModelStore:
                 plan.segments = [new if segment == old else segment for segment in plan.segments]
 
     def relieve(self, then: Callable[[], None]) -> bool:
-        """Memory is wanted: see `Eviction`."""
+        """Have plans retired for memory: see `Eviction.relieve`."""
         return self._requests.eviction.relieve(then)
 
     # ---- unloading
@@ -281,7 +288,7 @@ class ModelStore:
             self._forget_user(model, client)
 
     def client_gone(self, client: int) -> None:
-        """A client's connection has ended, perhaps while an event is being carried out: its answer could not be sent."""
+        """Forget a client whose connection has ended, perhaps while it was being answered."""
         self._queue.later(partial(self._client_gone, client))
 
     def _client_gone(self, client: int) -> None:
@@ -295,7 +302,7 @@ class ModelStore:
             self.send(model, Left())
 
     def drop(self, model: Model) -> None:
-        """Its plans go as soon as their last requests have ended, its weights after them."""
+        """Give back all that a model holds: plans as soon as their last requests have ended, weights after them."""
         del self._models[model.id]
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
@@ -319,7 +326,7 @@ class ModelStore:
                 self._segments.drop(segment)
 
     def collected(self, segments: set[int]) -> None:
-        """Segments that collect() returned: weights whose last plan is among them are dropped as well."""
+        """Drop weights whose last plan is among these segments, which `collect` returned."""
         for weight, plans in list(self._leaving_weights.items()):
             plans[:] = [plan for plan in plans if plan not in segments]
             if not plans:
@@ -338,11 +345,11 @@ class ModelStore:
             model.spares.close()
 
     def names(self) -> dict[int, str]:
-        """What models are called, by their numbers."""
+        """Return the names of models, by their numbers."""
         return {model.id: model.name for model in self._models.values()}
 
     def describe(self) -> list[dict[str, Any]]:
-        """For status: each model with its plans, the bytes they take, and what has become of its requests."""
+        """Return for `status` each model with its plans, their bytes, and what has become of its requests."""
         counts = self._table.model_counts()
         return [
             {
@@ -380,7 +387,7 @@ class ModelStore:
 
 
 def _doing(model: Model) -> dict[str, Any] | None:
-    """How far its planning process is; None where it does nothing."""
+    """Return how far a model's planning child is; None where it does nothing."""
     now = model.child.doing or model.background_child.doing
     return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
 

@@ -45,9 +45,17 @@ from aspen_mp.shm.segments import Segment, spacious
 
 @dataclass(frozen=True, slots=True)
 class PlanningSetup:
-    """What plans are made with. `rates`: of the cost model, and `rates_name`, theirs. `limits`: of a planning child. `speeds()` are
-    those of the cores to plan for. `prepare()` comes before a planning child is forked; `prepared()` says whether that takes no time any
-    more, and sees to it. `preempt_ms`: how long tiles are to be at most where requests of a higher class come, 0: as long as they are."""
+    """What plans are made with.
+
+    | field | meaning |
+    |---|---|
+    | `rates`, `rates_name` | the rates of the cost model, and their name |
+    | `limits` | limits of a planning child |
+    | `speeds()` | speeds of the cores to plan for |
+    | `prepare()` | is called before a planning child is forked |
+    | `prepared()` | whether `prepare` takes no time any more; if it does, it is begun in pieces |
+    | `preempt_ms` | the longest tile beside requests of a higher class, in ms; 0: no limit |
+    """
 
     cache: Cache | None
     rates: Rates

@@ -1,4 +1,4 @@
-"""How plans get into the control table and to the workers, and out of it again."""
+"""Puts plans into the control table, tells the workers, and takes them out again."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class Publisher:
         self._added = added
 
     def publish(self, plan: Plan, built: BuiltPlan) -> None:
-        """Puts down what was built: in the plan, and what belongs to the model there. Takes over the descriptors that were received, and
-        closes the plan's segment. A plan has no number where values must be known before there can be one."""
+        """Record the result in the plan and its model, and add the plan to the control table.
+
+        This takes over the received descriptors and closes the plan's segment. A plan that needs the values of inputs first gets no number.
+        """
         model, result = plan.model, built.result
         _describe(plan, built)
         if result.needs_values:
@@ -87,7 +89,7 @@ class Publisher:
         self._changed()
 
     def _checked(self, model: Model, built: BuiltPlan) -> Segment:
-        """The plan that a planning child has sent, in a segment that the child cannot reach."""
+        """Return the plan that a planning child has sent, in a segment that the child cannot reach."""
         sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
         sizes += [os.fstat(fd).st_size for role, _, fd in built.received if role == "weights"]
         arena_sizes = [os.fstat(fd).st_size for role, _, fd in built.received if role == "arena"]
@@ -95,13 +97,13 @@ class Publisher:
         return child_main.checked_plan(sent, built.result, [sizes[i] for i in built.result.weights], arena_sizes, built.checked)
 
     def withdraw(self, plan: Plan) -> None:
-        """Requests that run on the plan go on to their ends."""
+        """Take the plan out of the control table. Requests that run on it go on to their ends."""
         self._table.drop_plan(plan.answer.plan)
         self._changed()
 
 
 def _describe(plan: Plan, built: BuiltPlan) -> None:
-    """What is known of a plan before it has a number."""
+    """Record what is known of a plan before it has a number."""
     result = built.result
     plan.answer = protocol.Planned(
         id=0,
