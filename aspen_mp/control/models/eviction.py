@@ -69,11 +69,11 @@ class Eviction:
         if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
             return None
         served = {plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest}
-        least = min(served, key=lambda plan: served[plan] - plan.mark)  # of equal ones the one that was asked for longest ago
+        least = min(served, key=lambda plan: served[plan] - plan.usage.average)  # of equal ones the one that was asked for longest ago
         least.model.spares.expect(least.segments[1:])
         del served[least]
         for other, count in served.items():
-            other.mark = (other.mark + count) / 2
+            other.usage.average = (other.usage.average + count) / 2
         return least
 
     def _surplus_of_model(self, newest: Plan) -> Plan | None:
@@ -152,8 +152,8 @@ class Eviction:
     def _last_used(self, plan: Plan) -> tuple[bool, float]:
         """Return a sort key: plans that have served since the last look come last, then those that were asked for last."""
         served = self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0
-        busy, plan.seen = served != plan.seen, served
-        return busy, plan.asked_at
+        busy, plan.usage.served = served != plan.usage.served, served
+        return busy, plan.usage.asked_at
 
     def _live(self) -> Iterator[Plan]:
         for model in self._models.values():

@@ -193,7 +193,7 @@ class PlanBuilder(ABC):
         model, job = plan.model, plan.job
         if plan.background and not plan.waiters and not self._setup.prepared():  # at one of the next looks
             if plan.key in model.live:
-                model.live[plan.key].tried_at = -math.inf
+                model.live[plan.key].replans.last_at = -math.inf
             self.send(plan, Stopped())
             return
         lent: list[Spare] = []

@@ -122,7 +122,7 @@ class PlanRequests(PlanBuilder):
             self._begin(model, own, message, asker)
 
     def tell(self, plan: Plan, asker: Asker) -> None:
-        plan.asked_at = time.monotonic()
+        plan.usage.asked_at = time.monotonic()
         plan.model.live[plan.live_key] = plan.model.live.pop(plan.live_key)  # most recently asked for: last
         plan.tell(asker)
 
@@ -221,7 +221,7 @@ class PlanRequests(PlanBuilder):
             plan.live_key = _key(job)
         old = model.live.get(plan.key) if plan.background else None
         if old is not None:
-            plan.tried_at = time.monotonic()
+            plan.replans.last_at = time.monotonic()
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
             limit = {"longest_ms": job.longest_ms} if job.longest_ms else {}
             self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds, **limit)
@@ -264,10 +264,10 @@ class PlanRequests(PlanBuilder):
             if plan.key in model.ahead:
                 model.ahead[plan.key] = POLICY.tries_ahead
             if (live := model.live.get(plan.key)) is not None:
-                live.failed += 1
-                if str(error) != live.why:
-                    live.why = str(error)
-                    self._event_log.warning("not-replanned", model=model.name, why=live.why)
+                live.replans.failed += 1
+                if str(error) != live.replans.why:
+                    live.replans.why = str(error)
+                    self._event_log.warning("not-replanned", model=model.name, why=live.replans.why)
         for asker in waiters:
             if asker.asked is None or waiters[0].asked is None or asker.asked.stages == waiters[0].asked.stages:
                 asker.fail(model.about(error))

@@ -68,6 +68,27 @@ class Asker:
     asked: protocol.MakePlan | None = None
 
 
+@dataclass(slots=True)
+class Replans:
+    """Attempts to make a live plan again: when the last one was, how many failed in a row since the plan was published, and why the last
+    of them did. `served`: requests served when an attempt was last considered."""
+
+    last_at: float = -math.inf
+    failed: int = 0
+    why: str = ""
+    served: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """When a client last asked for a plan, and requests served when memory was last wanted. `average`: for a plan behind data, of the
+    requests served at each time that another one was retired; later times count more."""
+
+    asked_at: float = field(default_factory=time.monotonic)
+    served: int = 0
+    average: float = 0.0
+
+
 @dataclass(eq=False, slots=True)
 class Plan:
     """A plan of a model.
@@ -86,12 +107,8 @@ class Plan:
     | `no_bucket` | The model has no plan for any bucket of the wanted length. |
     | `cached` | The plan came from the plan cache. |
     | `longest_ns` | how long its longest tile takes |
-    | `tried_at` | when the plan was last made again, or that was tried |
-    | `failed`, `why` | how often in a row that has failed since, and the last reason |
-    | `served` | requests served when the plan was last considered for being made again |
-    | `mark` | for a plan behind data: an average of the requests served when other plans were retired |
-    | `asked_at` | when a client last asked for the plan |
-    | `seen` | requests served when memory was last wanted |
+    | `replans` | attempts to make the plan again |
+    | `usage` | how much the plan is used, by which plans are chosen to be retired |
     """
 
     model: Model
@@ -109,13 +126,8 @@ class Plan:
     no_bucket: bool = field(default=False, init=False)
     cached: bool = field(default=False, init=False)
     longest_ns: float = field(default=0.0, init=False)
-    tried_at: float = field(default=-math.inf, init=False)
-    failed: int = field(default=0, init=False)
-    why: str = field(default="", init=False)
-    served: int = field(default=0, init=False)
-    mark: float = field(default=0.0, init=False)
-    asked_at: float = field(default_factory=time.monotonic, init=False)
-    seen: int = field(default=0, init=False)
+    replans: Replans = field(default_factory=Replans, init=False)
+    usage: Usage = field(default_factory=Usage, init=False)
 
     @property
     def begun(self) -> bool:

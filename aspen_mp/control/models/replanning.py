@@ -61,18 +61,19 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
     for plan in (plan for model in models for plan in model.live.values()):
         if not plan.answer.plan or plan.answer.dynamic or plan.model.request.planning.tiles is not None:
             continue  # there are no tiles to choose
+        replans = plan.replans
         there = table.plan(plan.answer.plan)
         served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
-        pause = min(REPLAN_S * 2.0 ** min(plan.failed, 16), MOST_REPLAN_S)
+        pause = min(REPLAN_S * 2.0 ** min(replans.failed, 16), MOST_REPLAN_S)
         due = not alike(plan.job.speeds, speeds) or (not plan.job.search and served >= plan.answer.often)
-        waited = now - plan.tried_at >= pause
-        if served > plan.served and ((due and waited) or (long and (waited or not plan.failed))):
-            outdated.append((long, served - plan.served, plan))
-        plan.served = served
+        waited = now - replans.last_at >= pause
+        if served > replans.served and ((due and waited) or (long and (waited or not replans.failed))):
+            outdated.append((long, served - replans.served, plan))
+        replans.served = served
     if not outdated:
         return None
     long, _, plan = max(outdated, key=lambda item: item[:2])
-    plan.tried_at = now
+    plan.replans.last_at = now
     limit = preempt_ms if long else plan.job.longest_ms
     # The plan cache has the plans that are best alone: other runtimes may have no such requests.
     job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=not limit, longest_ms=limit, spares=[])
