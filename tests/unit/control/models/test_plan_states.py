@@ -1,4 +1,4 @@
-"""The life of plans and models: every step of the tables is taken, random lives keep what must hold, and planted faults are found."""
+"""The life of plans and models: every step is taken, random lives keep what must hold, and planted faults are found."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_every_state_event_and_effect_has_a_step(steps: Any, states: Any, events
     assert {state for state, _ in steps} | {state for state, _ in steps.values()} == set(states)
 
 
-# ---- what the table does not have
+# ---- what cannot happen
 
 
 @pytest.mark.parametrize("checked", [True, False])
