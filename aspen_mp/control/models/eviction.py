@@ -1,4 +1,4 @@
-"""Which plans go: when there are too many of one model, behind data or of all models together, and when memory is wanted.
+"""Chooses the plans to retire when there are too many of them, or when memory is wanted.
 
 What all plans hold may be as much as what is free besides (a control group's limit counts as well as the machine's memory), or what the
 profile says; beyond, the plan that was used longest ago goes. Where memory for a new plan is refused all the same, more of them go, and it
@@ -13,31 +13,34 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import memory_available
 
 MAX_PLANS: Final = 256
-"""Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
+"""Plans of one model. Beyond that, the plan that was asked for longest ago is retired; clients that still use it ask again."""
 MAX_PLAN_BYTES: Final = 4 << 30
-"""The same for what the plans of a model and their arenas take together."""
+"""Bytes of the plans of one model and their arenas."""
 MAX_BEHIND: Final = 64
 MAX_BEHIND_BYTES: Final = 512 << 20
-"""The same for plans of stages whose shapes follow from data, such as a number of detections: most are never asked for again. Those that
-have served least of late are dropped."""
+"""Number and bytes of a model's plans behind data, whose shapes follow from data such as a number of detections. Most are never asked for
+again, so the plan that has served least of late is retired."""
 MOST_OF_ALL: Final = 0.6
-"""The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
-with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
+"""The share of descriptors, and of places in the runtime's tables, that the live plans of all models may take. Beyond that, the model with
+the most plans loses the plan that was asked for longest ago. The rest is for retired plans that are still in use, and for clients."""
 PATIENCE_S: Final = 5.0
-"""So long one waits at most for memory of plans that were dropped: requests that run on them go on to their ends."""
+"""Longest wait for the memory of retired plans, in s: requests that run on them go on to their ends."""
 WORTH: Final = 4
-"""Plans go for a request that was refused only where they hold this part of what is free, or more: else it is not they that stand in the
-way, and nobody who asks for more than there is can take others' plans from them."""
+"""Plans are retired for a refused request only if they hold at least 1/`WORTH` of the free memory. So a client that asks for more than
+there is cannot take the plans of others."""
 
 
 class Eviction:
-    """`models`: those that are loaded, by number. `retire(plan)` ends a live plan. `most`: bytes that the plans of all may hold, 0: as much
-    as is free besides."""
+    """Limits of what plans hold.
+
+    `models` are those that are loaded, by number. `retire(plan)` ends a live plan, now or later. `most`: bytes that the plans of all
+    models may hold; 0: as much as is free besides.
+    """
 
     def __init__(self, models: Mapping[int, Model], resources: Resources, retire: Callable[[Plan], None], most: int) -> None:
         self._models = models
@@ -50,37 +53,46 @@ class Eviction:
 
     # ---- too many
 
-    def make_room(self, newest: Plan) -> None:
-        """After a model has got another plan, the last of its live ones."""
-        model = newest.model
-        self._drop_behind(newest)
-        while len(model.live) > 1 and (len(model.live) > MAX_PLANS or sum(map(self._bytes, model.live.values())) > MAX_PLAN_BYTES):
-            oldest = next(iter(model.live.values()))
-            if not newest.job.search:  # the next one most likely is for yet another shape
-                model.spares.expect(oldest.segments[1:])
-            self._retire(oldest)
-        while self._crowded():
-            largest = max(self._models.values(), key=lambda model: len(model.live))
-            if len(largest.live) < 2:
-                break  # so many models: whoever loads another one is told
-            self._retire(next(iter(largest.live.values())))
+    def make_room(self, newest: Plan) -> bool:
+        """Retire a plan if there are too many now that `newest` is live. Return whether there may be more of them to retire."""
+        surplus = self._surplus_behind(newest) or self._surplus_of_model(newest) or self._surplus_of_all()
+        if surplus is not None:
+            self._retire(surplus)
+            return True
         held = self._held()
         self._drop(held - (self._most or (held + memory_available()) // 2), newest)
+        return False
 
-    def _drop_behind(self, newest: Plan) -> None:
-        """Plans behind data that are too many."""
-        while True:
-            behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
-            if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
-                return
-            served = {
-                plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest
-            }
-            least = min(served, key=lambda plan: served[plan] - plan.mark)  # of equal ones the one that was asked for longest ago
-            least.model.spares.expect(least.segments[1:])
-            self._retire(least)
-            for other, count in served.items():
-                other.mark = (other.mark + count) / 2
+    def _surplus_behind(self, newest: Plan) -> Plan | None:
+        """Return a plan to retire where too many of the model's plans are behind data."""
+        behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
+        if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
+            return None
+        served = {plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest}
+        least = min(served, key=lambda plan: served[plan] - plan.usage.average)  # of equal ones the one that was asked for longest ago
+        least.model.spares.expect(least.segments[1:])
+        del served[least]
+        for other, count in served.items():
+            other.usage.average = (other.usage.average + count) / 2
+        return least
+
+    def _surplus_of_model(self, newest: Plan) -> Plan | None:
+        """Return the model's plan that was asked for longest ago, where the model has too many."""
+        model = newest.model
+        if len(model.live) < 2 or (len(model.live) <= MAX_PLANS and sum(map(self._bytes, model.live.values())) <= MAX_PLAN_BYTES):
+            return None
+        oldest = next(iter(model.live.values()))
+        if not newest.job.search:  # the next one most likely is for yet another shape
+            model.spares.expect(oldest.segments[1:])
+        return oldest
+
+    def _surplus_of_all(self) -> Plan | None:
+        """Return a plan of the model with the most plans, where all models together have too many."""
+        if not self._crowded():
+            return None
+        largest = max(self._models.values(), key=lambda model: len(model.live))
+        # With so many models, whoever loads another one is told.
+        return next(iter(largest.live.values())) if len(largest.live) > 1 else None
 
     def _crowded(self) -> bool:
         plans = sum(len(model.live) for model in self._models.values())
@@ -92,8 +104,10 @@ class Eviction:
     # ---- memory is wanted
 
     def relieve(self, then: Callable[[], None]) -> bool:
-        """Has half of what plans hold dropped. `then()` follows when its memory has come back, or not for `PATIENCE_S`. False: there is
-        nothing to drop, or it would not help, and what others have given up before, a client its data segments, has come back."""
+        """Retire plans that hold half of what all plans hold. `then()` follows when their memory has come back, or after `PATIENCE_S`.
+
+        Return False where that would not help, and no memory that was given up before is still on its way back.
+        """
         held = self._held()
         if (held * WORTH < memory_available() or not self._drop(max(held // 2, 1), None)) and not self._segments.settling:
             return False
@@ -103,7 +117,7 @@ class Eviction:
         return True
 
     def collected(self, segments: set[int]) -> None:
-        """Nothing refers to these segments any more."""
+        """Note segments that nothing refers to any more."""
         self._awaited -= segments
         self._look()
 
@@ -119,7 +133,7 @@ class Eviction:
             then()
 
     def _drop(self, nbytes: int, newest: Plan | None) -> bool:
-        """Plans until they hold so many bytes less, those that have served longest ago first. Whether there was any."""
+        """Retire plans that hold so many bytes, those that have served longest ago first. Return whether there was any."""
         dropped = 0
         if nbytes > 0:
             dropped += sum(model.spares.close() for model in self._models.values())
@@ -136,10 +150,10 @@ class Eviction:
         return dropped > 0
 
     def _last_used(self, plan: Plan) -> tuple[bool, float]:
-        """Those that have served since they were last looked at come last, then those that were asked for last."""
+        """Return a sort key: plans that have served since the last look come last, then those that were asked for last."""
         served = self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0
-        busy, plan.seen = served != plan.seen, served
-        return busy, plan.asked_at
+        busy, plan.usage.served = served != plan.usage.served, served
+        return busy, plan.usage.asked_at
 
     def _live(self) -> Iterator[Plan]:
         for model in self._models.values():
@@ -153,6 +167,6 @@ class Eviction:
 
 
 def descriptor_limit() -> float:
-    """How many descriptors this process may have."""
+    """Return how many descriptors this process may have."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return math.inf if limit == resource.RLIM_INFINITY else limit

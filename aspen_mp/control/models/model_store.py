@@ -1,4 +1,4 @@
-"""Loaded models: who uses them, and when they go with all that they hold.
+"""Keeps the loaded models: who uses them, and when they go with all that they hold.
 
 A model that several clients load with the same options from an unchanged file is one model.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -17,8 +17,26 @@ from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models import replanning
 from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.models.plan_builder import PlanningSetup
+from aspen_mp.control.models.plan_machine import CHECKED, Checks, EventQueue, Machine
 from aspen_mp.control.models.plan_requests import PlanRequests
-from aspen_mp.control.models.plan_states import MODEL_TABLE, Asker, Event, Machine, Model, ModelState, Plan, not_loaded, report
+from aspen_mp.control.models.plan_states import (
+    Asked,
+    Collected,
+    Drop,
+    Failed,
+    HandOver,
+    Left,
+    ModelEffect,
+    ModelEvent,
+    Read,
+    Refuse,
+    Twin,
+    Wait,
+    Welcome,
+    WelcomeAll,
+    model_transition,
+)
+from aspen_mp.control.models.plans import Asker, Model, ModelState, Plan, not_loaded, report
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.models.schedules import Live, live_plan
@@ -32,9 +50,7 @@ from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 
 
-class ModelStore(Machine):
-    table = MODEL_TABLE
-
+class ModelStore:
     def __init__(
         self,
         resources: Resources,
@@ -42,10 +58,16 @@ class ModelStore(Machine):
         changed: Callable[[], None],
         added: Callable[[int, str], None],
         plans_bytes: int = 0,
+        queue: EventQueue | None = None,
     ) -> None:
-        """`changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
-        what plans may hold, 0: by what is free."""
-        super().__init__(resources.event_log)
+        """Make an empty store.
+
+        `changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
+        what plans may hold; 0: by what is free. `queue`: for the events of models and plans; None: a new one.
+        """
+        self._queue = queue = queue or EventQueue(Checks() if CHECKED else None)
+        self._machine: Machine[Model, ModelEvent, ModelEffect] = Machine(queue, model_transition, self.carry_out, resources.event_log)
+        self._event_log = resources.event_log
         self._loop, self._table, self._segments = resources.loop, resources.table, resources.segments
         self._setup = setup
         self._changed = changed
@@ -53,14 +75,35 @@ class ModelStore(Machine):
         self._by_key: dict[tuple[Any, ...], Model] = {}
         self._next = 1
         self._leaving_weights: dict[int, list[int]] = {}
-        self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.step(plan, Event.COLLECTED))
+        self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.send(plan, Collected()))
         publisher = Publisher(resources, self.plans, changed, added)
-        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes)
+        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes, queue)
+
+    def send(self, model: Model, event: ModelEvent) -> None:
+        """Tell a model's machine what has happened."""
+        self._machine.send(model, event)
+
+    def carry_out(self, model: Model, effect: ModelEffect) -> None:
+        match effect:
+            case Wait():
+                self.wait(model, effect.asker)
+            case Welcome():
+                self.welcome(model, effect.asker)
+            case WelcomeAll():
+                self.welcome_all(model, effect.result)
+            case HandOver():
+                self.hand_over(model, effect.other)
+            case Refuse():
+                self.refuse(model, effect.error)
+            case Drop():
+                self.drop(model)
+            case _:
+                assert_never(effect)
 
     # ---- loading
 
     def load(self, message: protocol.Load, fds: list[int], asker: Asker) -> None:
-        """Answers with `Loaded`, at once if the same model is there already. Takes over `fds`."""
+        """Answer with `Loaded`, at once if the same model is there already. This takes over `fds`."""
         try:
             source, key = _source(message, fds)
         except BaseException:
@@ -68,10 +111,10 @@ class ModelStore(Machine):
             raise
         model = self._by_key.get(key) if key[0] == "path" else None
         if model is not None and not model.source.changed():
-            self.step(model, Event.ASKED, asker)
+            self.send(model, Asked(asker))
             return
         model = self._new(message, source, key)
-        self.step(model, Event.ASKED, asker)
+        self.send(model, Asked(asker))
         cache = self._setup.cache
         known = cache.model(source.path, source.touched) if cache is not None and source.path else None
         if known is not None:
@@ -82,7 +125,7 @@ class ModelStore(Machine):
             Job(
                 InspectJob(),
                 lambda result, segments: self._inspected(model, result),
-                partial(self.step, model, Event.FAILED),
+                lambda error: self.send(model, Failed(error)),
                 lambda progress: report(model.waiting, progress),
             )
         )
@@ -94,7 +137,7 @@ class ModelStore(Machine):
         model = Model(number, key, source, request, ArenaPool(self._segments), name, message.share)
         serve = partial(child_main.serve, model, setup.cache, setup.rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
-        model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
+        model.background_child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
         self._models[number] = self._by_key[key] = model
         return model
 
@@ -106,9 +149,9 @@ class ModelStore(Machine):
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
             model.digest = result.digest
         if known is model:
-            self.step(model, Event.READ, result)
+            self.send(model, Read(result))
         else:
-            self.step(model, Event.TWIN, known)
+            self.send(model, Twin(known))
 
     def wait(self, model: Model, asker: Asker) -> None:
         model.waiting.append(asker)
@@ -130,32 +173,30 @@ class ModelStore(Machine):
     def hand_over(self, model: Model, twin: Model) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
-            self.step(twin, Event.ASKED, asker)
-        self.drop(model)
+            self.send(twin, Asked(asker))
 
     def refuse(self, model: Model, error: AspenError) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
             asker.fail(model.about(error))
-        self.drop(model)
 
     def adopt(self, number: int, asker: Asker) -> None:
-        """Answers with `Loaded` for a model that another client has loaded."""
+        """Answer with `Loaded` for a model that another client has loaded."""
         model = self._models.get(number)
         if model is None or model.state is not ModelState.LOADED:
             raise RequestError(
                 f"model {number} is no longer loaded. Keep the model in the process that pickled it until the other process has used it"
             )
-        self.step(model, Event.ASKED, asker)
+        self.send(model, Asked(asker))
 
     def check_loaded(self, numbers: Sequence[int], client: int) -> None:
-        """RequestError unless the client has these models loaded."""
+        """Raise RequestError unless the client has these models loaded."""
         for number in numbers:
             if number not in self._models or client not in self._models[number].users:
                 raise not_loaded(number)
 
     def live(self, number: int) -> list[Live]:
-        """A model's plans that requests run on."""
+        """Return a model's plans that requests run on."""
         model = self._models.get(number)
         plans = [] if model is None else [plan for plan in model.live.values() if plan.segments]
         return [
@@ -163,8 +204,10 @@ class ModelStore(Machine):
         ]
 
     def lend(self, number: int, client: int) -> int:
-        """A descriptor of the file in memory that a model was loaded from, for reading. Only of one that nobody can change any more:
-        clients take what it holds for what they have loaded themselves, with the same contents."""
+        """Return a descriptor of the memfd that a model was loaded from, for reading. RequestError unless the memfd is sealed.
+
+        Nobody can change a sealed one, so clients rely on it having the contents that they have loaded themselves.
+        """
         model = self._models.get(number)
         if model is None or client not in model.users:
             raise not_loaded(number)
@@ -182,13 +225,15 @@ class ModelStore(Machine):
         self._requests.ask(model, message, asker)
 
     def look_at_weights(self) -> None:
-        """Something has happened to a request: perhaps that the weights of its plan were cut short."""
+        """Look for weight files that were cut short, because something has happened to a request."""
         for model in list(self._models.values()):
             self._look_at_weights(model)
 
     def _look_at_weights(self, model: Model) -> None:
-        """Weights whose file is no longer what was mapped are used no more: the model's plans go, their clients ask for others, and those
-        get weights packed anew. The segments stay as long as the model does; they have no memory of their own."""
+        """Stop using weights whose file was cut short. The model's plans go; clients ask for others, which get weights packed anew.
+
+        The segments stay as long as the model does: they have no memory of their own.
+        """
         lost = [
             number
             for number, segment in enumerate(model.weight_segments)
@@ -205,18 +250,18 @@ class ModelStore(Machine):
         # The planning children know of the weights as they were.
         model.child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
         self._requests.stop_background(model)
-        model.behind.close()
+        model.background_child.close()
 
     def refresh(self) -> None:
-        """Has a plan made again, if there is one to be."""
+        """Have a plan made again, if one should be."""
         self._requests.refresh()
 
     def spared(self, segments: set[int]) -> set[int]:
-        """Those of segments that nothing refers to any more which are kept for other plans."""
+        """Return which of these unused segments are kept for other plans."""
         return {segment for model in self._models.values() for segment in model.spares.keep(segments)}
 
     def replace_arena(self, instance: int) -> None:
-        """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
+        """Replace an instance's arena by a new one, while all workers are stopped. ResourceLimitError where there is no memory."""
         old = self._table.instance(instance)["arena"]
         held = self._segments[old]
         with Segment.create("arena", held.nbytes) as arena:
@@ -229,7 +274,7 @@ class ModelStore(Machine):
                 plan.segments = [new if segment == old else segment for segment in plan.segments]
 
     def relieve(self, then: Callable[[], None]) -> bool:
-        """Memory is wanted: see `Eviction`."""
+        """Have plans retired for memory: see `Eviction.relieve`."""
         return self._requests.eviction.relieve(then)
 
     # ---- unloading
@@ -243,6 +288,10 @@ class ModelStore(Machine):
             self._forget_user(model, client)
 
     def client_gone(self, client: int) -> None:
+        """Forget a client whose connection has ended, perhaps while it was being answered."""
+        self._queue.later(partial(self._client_gone, client))
+
+    def _client_gone(self, client: int) -> None:
         for model in list(self._models.values()):
             model.waiting = [asker for asker in model.waiting if asker.client != client]
             self._forget_user(model, client)
@@ -250,15 +299,15 @@ class ModelStore(Machine):
     def _forget_user(self, model: Model, client: int) -> None:
         model.users.pop(client, None)
         if not model.users and not model.waiting:
-            self.step(model, Event.LEFT)
+            self.send(model, Left())
 
     def drop(self, model: Model) -> None:
-        """Its plans go as soon as their last requests have ended, its weights after them."""
+        """Give back all that a model holds: plans as soon as their last requests have ended, weights after them."""
         del self._models[model.id]
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
         self._requests.give_up(model, AspenError("loading was cancelled"))
-        model.behind.retire()
+        model.background_child.retire()
         model.child.retire()
         model.spares.close()
         self.plans.unloaded(model)
@@ -277,7 +326,7 @@ class ModelStore(Machine):
                 self._segments.drop(segment)
 
     def collected(self, segments: set[int]) -> None:
-        """Segments that collect() returned: weights whose last plan is among them are dropped as well."""
+        """Drop weights whose last plan is among these segments, which `collect` returned."""
         for weight, plans in list(self._leaving_weights.items()):
             plans[:] = [plan for plan in plans if plan not in segments]
             if not plans:
@@ -290,17 +339,17 @@ class ModelStore(Machine):
         self.plans.close()
         for model in list(self._models.values()):
             self._requests.stop_background(model)
-            model.behind.close()
+            model.background_child.close()
             model.child.close()
             model.source.close()
             model.spares.close()
 
     def names(self) -> dict[int, str]:
-        """What models are called, by their numbers."""
+        """Return the names of models, by their numbers."""
         return {model.id: model.name for model in self._models.values()}
 
     def describe(self) -> list[dict[str, Any]]:
-        """For status: each model with its plans, the bytes they take, and what has become of its requests."""
+        """Return for `status` each model with its plans, their bytes, and what has become of its requests."""
         counts = self._table.model_counts()
         return [
             {
@@ -338,8 +387,8 @@ class ModelStore(Machine):
 
 
 def _doing(model: Model) -> dict[str, Any] | None:
-    """How far its planning process is; None where it does nothing."""
-    now = model.child.doing or model.behind.doing
+    """Return how far a model's planning child is; None where it does nothing."""
+    now = model.child.doing or model.background_child.doing
     return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
 
 

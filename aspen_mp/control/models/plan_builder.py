@@ -1,8 +1,9 @@
-"""How a plan is made: by the plan cache where it has one, else by the model's planning child; then it is published."""
+"""Makes plans: from the plan cache if it has the plan, else by a planning child of the model. Then they are published."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +11,27 @@ from functools import partial
 from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models.arena_pool import Spare
 from aspen_mp.control.models.eviction import Eviction
-from aspen_mp.control.models.plan_states import PLAN_TABLE, Event, Machine, Model, Plan, report
-from aspen_mp.control.models.publishing import Made, Publisher
+from aspen_mp.control.models.plan_machine import EventQueue, Machine
+from aspen_mp.control.models.plan_states import (
+    Built,
+    BuiltPlan,
+    Collected,
+    Failed,
+    Hit,
+    Lacked,
+    Missed,
+    PlanEffect,
+    PlanEvent,
+    Published,
+    Relieved,
+    Reserved,
+    Retired,
+    Stopped,
+    Verified,
+    plan_transition,
+)
+from aspen_mp.control.models.plans import MAKING, Model, Plan, report
+from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning import cache_reader
 from aspen_mp.control.planning.plan_cache import Cache, Entry
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, Received, StagePlanned
@@ -25,9 +45,17 @@ from aspen_mp.shm.segments import Segment, spacious
 
 @dataclass(frozen=True, slots=True)
 class PlanningSetup:
-    """What plans are made with. `rates`: of the cost model, and `rates_name`, theirs. `limits`: of a planning child. `speeds()` are
-    those of the cores to plan for. `prepare()` comes before a planning child is forked; `prepared()` says whether that takes no time any
-    more, and sees to it. `preempt_ms`: how long tiles are to be at most where requests of a higher class come, 0: as long as they are."""
+    """What plans are made with.
+
+    | field | meaning |
+    |---|---|
+    | `rates`, `rates_name` | the rates of the cost model, and their name |
+    | `limits` | limits of a planning child |
+    | `speeds()` | speeds of the cores to plan for |
+    | `prepare()` | is called before a planning child is forked |
+    | `prepared()` | whether `prepare` takes no time any more; if it does, it is begun in pieces |
+    | `preempt_ms` | the longest tile beside requests of a higher class, in ms; 0: no limit |
+    """
 
     cache: Cache | None
     rates: Rates
@@ -39,16 +67,22 @@ class PlanningSetup:
     preempt_ms: float = 0.0
 
 
-class PlanBuilder(Machine):
-    """Takes a plan from `requested` to `live`; what clients are told then, a subclass knows (`answer`, `fail`, `stop`)."""
-
-    table = PLAN_TABLE
+class PlanBuilder(ABC):
+    """Takes a plan from `requested` to `live`. A subclass knows what clients are told."""
 
     def __init__(
-        self, resources: Resources, setup: PlanningSetup, publisher: Publisher, models: Mapping[int, Model], most_bytes: int
+        self,
+        resources: Resources,
+        setup: PlanningSetup,
+        publisher: Publisher,
+        models: Mapping[int, Model],
+        most_bytes: int,
+        queue: EventQueue,
     ) -> None:
         """`models`: those that are loaded, by number. `most_bytes`: what plans may hold, 0: by what is free."""
-        super().__init__(resources.event_log)
+        self._queue = queue
+        self._machine: Machine[Plan, PlanEvent, PlanEffect] = Machine(queue, plan_transition, self.carry_out, resources.event_log)
+        self._event_log = resources.event_log
         self._setup = setup
         self._cache = setup.cache
         self._models = models
@@ -57,14 +91,22 @@ class PlanBuilder(Machine):
         self._verifier = Verifier(resources.loop)
         self.eviction = Eviction(models, resources, self.retire, most_bytes)
 
+    @abstractmethod
+    def carry_out(self, plan: Plan, effect: PlanEffect) -> None:
+        """Do what follows from a step of a plan."""
+
+    def send(self, plan: Plan, event: PlanEvent) -> None:
+        """Tell a plan's machine what has happened."""
+        self._machine.send(plan, event)
+
     def kept(self, model: Model, job: PlanStage) -> Entry | None:
-        """What the plan cache has for a job."""
+        """Return what the plan cache has for a job."""
         if self._cache is None or not model.digest:
             return None
         return cache_reader.find(self._cache, model.digest, model.request.cache_key, job)
 
     def kept_bucket(self, model: Model, job: PlanStage, bucket: WantedBucket) -> Entry | None:
-        """The same for a job that is to be for a range from now on: the largest one that there is."""
+        """Make the job one for a shape bucket, and return what the plan cache has for it: the plan of the largest bucket."""
         entry = None
         for job.bucket in bucket.choices:
             entry = entry or self.kept(model, job)
@@ -72,48 +114,42 @@ class PlanBuilder(Machine):
         return entry
 
     def begin(self, plan: Plan, entry: Entry | None) -> None:
-        """Has a requested plan made. `entry`: of the plan cache."""
-        if self._cache is None or entry is None or entry.note.arena_bytes <= 0:
-            self.step(plan, Event.MISSED)
-        else:
-            plan.entry = entry
-            self.step(plan, Event.HIT)
+        """Have a requested plan made. `entry`: what the plan cache has for it."""
+        usable = entry is not None and self._cache is not None and entry.note.arena_bytes > 0
+        self.send(plan, Hit(entry) if usable and entry is not None else Missed())
 
     def retire(self, plan: Plan) -> None:
-        self.step(plan, Event.RETIRED)
+        self.send(plan, Retired())
 
     def retire_all(self, model: Model) -> None:
         for plan in list(model.live.values()):
             self.retire(plan)
 
     def give_up(self, model: Model, error: AspenError) -> None:
-        """Nobody wants any plan of the model any more."""
+        """End all plans of the model that are being made."""
         for plan in list(model.making.values()):
-            if plan.background:
-                self.step(plan, Event.STOPPED)
-            else:
-                self.step(plan, Event.FAILED, error)
+            self.send(plan, Stopped() if plan.background else Failed(error))
 
     def close(self) -> None:
         self._verifier.close()
 
-    # ---- by the plan cache
+    # ---- from the plan cache
 
-    def verify(self, plan: Plan) -> None:
+    def verify(self, plan: Plan, entry: Entry) -> None:
         assert self._cache is not None
-        assert plan.entry is not None
+        plan.entry = entry
         known = {file.id for file in plan.model.files.values()}
-        new = [file for file in plan.entry.note.weights if file.id not in known]
-        self._verifier.verify(self._cache, new, partial(self.step, plan, Event.VERIFIED))
+        new = [file for file in entry.note.weights if file.id not in known]
+        self._verifier.verify(self._cache, new, partial(self.send, plan, Verified()))
 
     def reserve(self, plan: Plan) -> None:
-        """One arena after the other, as many as there are to be instances and memory is left for; then the plan cache's entry is used."""
+        """Reserve arenas, one after the other: one for each instance, or as many as there is memory for. Then use the entry."""
         assert plan.entry is not None
         nbytes = plan.entry.note.arena_bytes
         if len(plan.arenas) == plan.model.instances or (plan.arenas and not spacious(nbytes)):
             self._recall(plan, plan.entry)
         else:
-            self._reserver.reserve("arena", nbytes, partial(self.step, plan, Event.RESERVED))
+            self._reserver.reserve("arena", nbytes, lambda answer: self.send(plan, Reserved(answer)))
 
     def keep_arena(self, plan: Plan, answer: Segment | AspenError) -> None:
         if isinstance(answer, Segment):
@@ -122,7 +158,7 @@ class PlanBuilder(Machine):
         else:
             self._lack(plan, answer)
 
-    def discard(self, plan: Plan, answer: Segment | AspenError) -> None:
+    def discard(self, answer: Segment | AspenError) -> None:
         if isinstance(answer, Segment):
             answer.close()
 
@@ -131,14 +167,14 @@ class PlanBuilder(Machine):
             plan.arenas.pop().close()
 
     def _recall(self, plan: Plan, entry: Entry) -> None:
-        """Uses the plan cache's entry, if what is needed is still there."""
+        """Use the plan cache's entry if all that it needs is still there."""
         assert self._cache is not None
         model = plan.model
         names = {file.id for file in model.files.values()}
         found = None
         try:
             # A child that is busy is about to give numbers to weight segments too.
-            if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.behind.renew()):
+            if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.background_child.renew()):
                 found = cache_reader.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), plan.arenas)
         except (AspenError, OSError, MemoryError) as error:
             self._lack(plan, _known(error))
@@ -146,10 +182,10 @@ class PlanBuilder(Machine):
         finally:
             self.release(plan)
         if found is None:
-            self.step(plan, Event.MISSED)
+            self.send(plan, Missed())
             return
         plan.job.search = entry.note.searched
-        self.step(plan, Event.MADE, Made(*found))
+        self.send(plan, Built(BuiltPlan(*found)))
 
     # ---- by a planning child
 
@@ -157,8 +193,8 @@ class PlanBuilder(Machine):
         model, job = plan.model, plan.job
         if plan.background and not plan.waiters and not self._setup.prepared():  # at one of the next looks
             if plan.key in model.live:
-                model.live[plan.key].tried_at = -math.inf
-            self.step(plan, Event.STOPPED)
+                model.live[plan.key].replans.last_at = -math.inf
+            self.send(plan, Stopped())
             return
         lent: list[Spare] = []
         if not job.search:
@@ -171,60 +207,70 @@ class PlanBuilder(Machine):
             model.spares.give_back(lent)
             if used is not None:
                 segments = [*segments, ("arena", *used)]
-            self.step(plan, Event.MADE, Made(result, segments, checked=asked.checked, reused=-1 if used is None else used[1]))
+            reused = -1 if used is None else used[1]
+            self.send(plan, Built(BuiltPlan(result, segments, checked=asked.checked, reused=reused)))
 
         def failed(error: AspenError) -> None:
             model.spares.give_back(lent)
             self._lack(plan, error)
 
         asked = Job(job, done, failed, lambda progress: report(plan.waiters, progress))
-        (model.behind if plan.background else model.child).submit(asked)
+        (model.background_child if plan.background else model.child).submit(asked)
 
-    # ---- either
+    # ---- either way
 
-    def publish(self, plan: Plan, made: Made) -> None:
+    def publish(self, plan: Plan, built: BuiltPlan) -> None:
+        """Put the plan into the control table. What it replaces goes before it is live."""
         model, known = plan.model, len(plan.model.weight_segments)
         try:
-            self._publisher.publish(plan, made)
+            self._publisher.publish(plan, built)
         except (AspenError, OSError, MemoryError) as error:
             self._lack(plan, _known(error))
             return
         if len(model.weight_segments) > known:  # which the other child does not know of; neither is busy while the other is
-            (model.child if plan.background else model.behind).renew()
-        self.step(plan, Event.PUBLISHED)
+            (model.child if plan.background else model.background_child).renew()
+        self.replace(plan)
+        self.send(plan, Published())
+
+    @abstractmethod
+    def replace(self, plan: Plan) -> None:
+        """Decide what requests find a published plan by, and end the plans that it takes the place of."""
 
     def _lack(self, plan: Plan, error: AspenError) -> None:
-        """It failed. Where that was for want of memory and somebody waits, it is tried again as soon as plans that are not used have made
-        room."""
-        if isinstance(error, ResourceLimitError) and plan.waiters and self.eviction.relieve(partial(self.step, plan, Event.RELIEVED)):
-            self.step(plan, Event.LACKED)
-        else:
-            self.step(plan, Event.FAILED, error)
+        """Say that the plan failed. For want of memory it is tried again, if somebody waits for it."""
+        lacking = isinstance(error, ResourceLimitError) and plan.waiters
+        self.send(plan, Lacked(error) if lacking else Failed(error))
+
+    def relieve(self, plan: Plan, error: AspenError) -> None:
+        """Have plans retired that are not used. Once their memory has come back, this plan is tried again."""
+        if not self.eviction.relieve(partial(self.send, plan, Relieved())):
+            self.send(plan, Failed(error))
 
     def withdraw(self, plan: Plan) -> None:
-        """What was to take its place is no longer needed. Requests that run on it go on to their ends."""
+        """Requests find the plan no more; those that run on it go on to their ends. Its successor is no longer needed."""
         model = plan.model
-        del model.live[plan.key]
-        model.buckets.drop(plan.key)
-        successor = model.begun.get(plan.key)
-        if successor is not None and successor.background:
-            self.step(successor, Event.STOPPED)
+        del model.live[plan.live_key]
+        model.buckets.drop(plan.live_key)
+        successor = model.begun.get(plan.live_key)
+        if successor is not None and successor.background and successor.state in MAKING:
+            self.send(successor, Stopped())
         if plan.answer.plan:
             self._publisher.withdraw(plan)
         else:
-            self.step(plan, Event.COLLECTED)
+            self.send(plan, Collected())
 
     def forget(self, plan: Plan) -> None:
         plan.segments = []
 
     def let_go(self, plan: Plan) -> None:
-        """It is in the making no more."""
+        """The plan is not being made any more. Another one may have its place already."""
         self.release(plan)
-        del plan.model.making[plan.key]
+        if plan.model.making.get(plan.key) is plan:
+            del plan.model.making[plan.key]
 
 
 def _known(error: AspenError | OSError | MemoryError) -> AspenError:
-    """What is told of an error: that the planner process has too little of something is nobody's own fault."""
+    """Return the error that clients are told: ResourceLimitError where the planner process lacks something."""
     if isinstance(error, AspenError):
         return error
     return ResourceLimitError(f"the planner process lacks descriptors or memory: {reason(error)}")

@@ -1,18 +1,41 @@
-"""Which plan a request gets: one that there is, one that is being made, or a new one. And which are made before anybody asks for them.
+"""Chooses the plan that a request gets: a live one, one that is being made, or a new one. Plans are also made before anybody asks for them.
 
-A plan is found by its key: the shapes and values of a request, or those of the longest one in the range that it is for.
+A plan's key holds the shapes and values of a request, or those of the longest request in the plan's shape bucket.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import assert_never
 
 import msgspec
 
 from aspen_mp.control.models import replanning
 from aspen_mp.control.models.plan_builder import PlanBuilder
-from aspen_mp.control.models.plan_states import Asker, Event, Model, Plan, not_loaded
+from aspen_mp.control.models.plan_states import (
+    Announce,
+    Asked,
+    Discard,
+    Fail,
+    Forget,
+    Join,
+    KeepArena,
+    LetGo,
+    PlanEffect,
+    Publish,
+    Release,
+    Relieve,
+    Reserve,
+    RunPlanner,
+    Stop,
+    Stopped,
+    Tell,
+    Verify,
+    Withdraw,
+)
+from aspen_mp.control.models.plans import Asker, Model, Plan, not_loaded
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.planning.shape_buckets import Axes, ServedBucket, WantedBucket, symbols_of
@@ -22,15 +45,67 @@ from aspen_mp.shm.errors import AspenError
 
 
 class PlanRequests(PlanBuilder):
+    def carry_out(self, plan: Plan, effect: PlanEffect) -> None:
+        match effect:
+            case Tell():
+                self.tell(plan, effect.asker)
+            case Join():
+                self.join(plan, effect.asker)
+            case Verify():
+                self.verify(plan, effect.entry)
+            case Reserve():
+                self.reserve(plan)
+            case KeepArena():
+                self.keep_arena(plan, effect.answer)
+            case Discard():
+                self.discard(effect.answer)
+            case RunPlanner():
+                self.plan(plan)
+            case Publish():
+                self.publish(plan, effect.built)
+            case Release():
+                self.release(plan)
+            case Relieve():
+                self.relieve(plan, effect.error)
+            case LetGo():
+                self.let_go(plan)
+            case Announce():
+                self.announce(plan)
+            case Fail():
+                self.fail(plan, effect.error)
+            case Stop():
+                self.stop(plan)
+            case Withdraw():
+                self.withdraw(plan)
+            case Forget():
+                self.forget(plan)
+            case _:
+                assert_never(effect)
+
     # ---- what clients ask for
 
     def ask(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
-        """Answers with `Planned`, at once if there is such a plan. RequestError where the client has not loaded the model."""
+        """Answer with `Planned`, at once if there is such a plan. RequestError where the client has not loaded the model."""
         if asker.client not in model.users:
             raise not_loaded(model.id)
         asker.asked = message
+        self._ask_again(model, asker)
+
+    def _ask_again(self, model: Model, asker: Asker) -> None:
+        self._queue.follow(partial(self._choose, model, asker))
+
+    def _choose(self, model: Model, asker: Asker) -> None:
+        try:
+            if asker.client not in model.users:  # it has unloaded the model while it waited for another plan
+                raise not_loaded(model.id)
+            assert asker.asked is not None
+            self._find_or_begin(model, asker.asked, asker)
+        except AspenError as error:
+            asker.fail(error)
+
+    def _find_or_begin(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
         own, by_shape = _key(message), _by_shape(message)
-        if by_shape:
+        if by_shape and message.stages[0] not in model.buckets.shapes:
             model.buckets.learn(message.stages[0], _symbols(model, message.stages[0]))
         plan = model.live.get(own)
         if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
@@ -38,24 +113,24 @@ class PlanRequests(PlanBuilder):
         if plan is not None:
             if message.often and plan.served_bucket is not None:
                 self._want_own(plan, plan.served_bucket, own, message)
-            self.step(plan, Event.ASKED, asker)
+            self.send(plan, Asked(asker))
             if message.beside and plan.served_bucket is not None:
                 self._plan_beside(plan, plan.served_bucket, message)
         elif own in model.begun:
-            self.step(model.making[own], Event.ASKED, asker)
+            self.send(model.making[own], Asked(asker))
         else:
             self._begin(model, own, message, asker)
 
     def tell(self, plan: Plan, asker: Asker) -> None:
-        plan.asked_at = time.monotonic()
-        plan.model.live[plan.key] = plan.model.live.pop(plan.key)  # most recently asked for: last
+        plan.usage.asked_at = time.monotonic()
+        plan.model.live[plan.live_key] = plan.model.live.pop(plan.live_key)  # most recently asked for: last
         plan.tell(asker)
 
     def join(self, plan: Plan, asker: Asker) -> None:
         plan.waiters.append(asker)
 
     def _begin(self, model: Model, key: bytes, message: protocol.MakePlan, asker: Asker) -> None:
-        """There is no plan for a request, and none for its shapes alone is being made."""
+        """Begin a plan for a request: none serves it, and none for its shapes alone is being made."""
         # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `replanning`.
         search = len(message.stages) == 1 and not _hurried(model, message)
         speeds, rates = self._setup.speeds(), self._setup.rates_name
@@ -64,33 +139,28 @@ class PlanRequests(PlanBuilder):
         if entry is None and not search and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
             key = _bucket_key(message.stages[0], bucket, bucket.widest.most)
             entry = self.kept_bucket(model, job, bucket)
-        self.stop_background(model, but=key)
+        if self.stop_background(model, but=key):
+            self._ask_again(model, asker)  # after those who waited for what has been stopped: they may begin what this request needs
+            return
         if key in model.begun:
-            self.step(model.making[key], Event.ASKED, asker)
+            self.send(model.making[key], Asked(asker))
             return
         plan = self._request(Plan(model, key, job))
-        self.step(plan, Event.ASKED, asker)
+        self.send(plan, Asked(asker))
         self.begin(plan, entry)
 
     def _request(self, plan: Plan) -> Plan:
-        """The plan, in the making. One for the same shapes that waits for its turn is not needed then."""
+        """Add the plan to those being made. One for the same shapes that waits for its turn is no longer needed."""
         waits = plan.model.making.get(plan.key)
-        if waits is not None:
-            self.step(waits, Event.STOPPED)
         plan.model.making[plan.key] = plan
+        if waits is not None:
+            self.send(waits, Stopped())
         return plan
-
-    def _again(self, plan: Plan, asker: Asker) -> None:
-        assert asker.asked is not None
-        try:
-            self.ask(plan.model, asker.asked, asker)
-        except AspenError as error:
-            asker.fail(error)
 
     # ---- what nobody waits for
 
     def refresh(self) -> None:
-        """Has a plan made again, if there is one to be. What takes the place of another is searched, wherever it comes from."""
+        """Have a plan made again, if one should be. What replaces a live plan is always searched."""
         plan = replanning.choose(self._models.values(), self._table, self._setup.speeds(), self._setup.preempt_ms)
         if plan is None:
             return
@@ -99,15 +169,16 @@ class PlanRequests(PlanBuilder):
             entry = None
         self.begin(plan if plan.model.making.get(plan.key) is plan else self._request(plan), entry)
 
-    def stop_background(self, model: Model, but: bytes = b"") -> None:
-        """A client wants something of the model: it does not wait for a plan that is made behind requests, unless that is what it wants
-        (`but`). That plan is made later."""
-        for plan in list(model.begun.values()):
-            if plan.background and plan.key != but:
-                self.step(plan, Event.STOPPED)
+    def stop_background(self, model: Model, but: bytes = b"") -> bool:
+        """Stop the plans that are made in the background, except the one with the key `but`: a client wants another plan. They are made
+        later. Return whether somebody waits for one of them, who asks again."""
+        stopped = [plan for plan in model.begun.values() if plan.background and plan.key != but]
+        for plan in stopped:
+            self.send(plan, Stopped())
+        return any(plan.waiters for plan in stopped)
 
     def _want_own(self, plan: Plan, served: ServedBucket, key: bytes, message: protocol.MakePlan) -> None:
-        """A request's shapes come often: they get a plan of their own, behind the requests, in the place of the bucket's."""
+        """Have a plan of their own made for shapes that come often, in the background. It serves them in place of the bucket's plan."""
         model, bucket = plan.model, plan.job.bucket
         assert bucket is not None
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
@@ -116,8 +187,8 @@ class PlanRequests(PlanBuilder):
             self._request(Plan(model, key, job, background=True))
 
     def _plan_beside(self, plan: Plan, served: ServedBucket, asked: protocol.MakePlan) -> None:
-        """Requests do not wait for the plans of the buckets beside the one that they are in when they come to them: those are made behind
-        them, the nearer one first; not those that are more than twice as long as the request, or less than half."""
+        """Have the plan of a neighbouring bucket made in the background, the nearer one first: no later request waits for it then.
+        Buckets of more than twice the request's length, or less than half of it, are left out."""
         model, bucket = plan.model, plan.job.bucket
         assert bucket is not None
         extent = plan.extent(asked)
@@ -141,72 +212,82 @@ class PlanRequests(PlanBuilder):
 
     # ---- what became of it
 
-    def answer(self, plan: Plan) -> None:
-        """It takes the place of the one that there was. Requests for that one are told that it has gone, and their clients ask again."""
-        model, job = plan.model, plan.job
-        self.let_go(plan)
-        waiters, plan.waiters = plan.waiters, []
-        if plan.background and plan.key in model.live:
-            plan.tried_at = time.monotonic()
+    def replace(self, plan: Plan) -> None:
+        model, job, bucket = plan.model, plan.job, plan.job.bucket
+        plan.live_key = plan.key
+        if bucket is not None and plan.served_bucket is not None:
+            plan.live_key = _bucket_key(job.stages[0], bucket, plan.served_bucket.most)
+        elif bucket is not None:
+            plan.live_key = _key(job)
+        old = model.live.get(plan.key) if plan.background else None
+        if old is not None:
+            plan.replans.last_at = time.monotonic()
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
             limit = {"longest_ms": job.longest_ms} if job.longest_ms else {}
             self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds, **limit)
-            self.retire(model.live[plan.key])
-        served_bucket, bucket = plan.served_bucket, job.bucket
-        if bucket is not None and served_bucket is not None:
-            plan.key = _bucket_key(job.stages[0], bucket, served_bucket.most)
+        same = model.live.get(plan.live_key)  # it was asked for by its own shapes meanwhile
+        for replaced in dict.fromkeys([old, same]):
+            if replaced is not None:
+                self.retire(replaced)
+        turn = model.making.get(plan.live_key)
+        if turn is not None and not turn.begun:
+            self.send(turn, Stopped())
+
+    # ---- what became of it
+
+    def announce(self, plan: Plan) -> None:
+        """Have requests find the plan. Waiters that it does not serve ask again."""
+        model, job, bucket = plan.model, plan.job, plan.job.bucket
+        if bucket is not None and plan.served_bucket is not None:
+            model.buckets.add(job.stages[0], bucket, plan.served_bucket.least, plan.served_bucket.most, plan.live_key)
         elif bucket is not None:
             model.buckets.refuse(job.stages[0], bucket, plan.no_bucket)
-            plan.key = _key(job)
             plan.job = msgspec.structs.replace(job, bucket=None)
-        if plan.key in model.live:  # asked for by its own shapes meanwhile
-            self.retire(model.live[plan.key])
-        if plan.key in model.making and not model.making[plan.key].begun:
-            self.step(model.making[plan.key], Event.STOPPED)
-        if bucket is not None and served_bucket is not None:
-            model.buckets.add(job.stages[0], bucket, served_bucket.least, served_bucket.most, plan.key)
-        model.live[plan.key] = plan
+        model.live[plan.live_key] = plan
+        waiters, plan.waiters = plan.waiters, []
         for asker in waiters:
             if asker.asked is None or plan.serves(asker.asked):
                 plan.tell(asker)
-            else:  # there is no plan for its range, or for less of it
-                self._again(plan, asker)
-        self.eviction.make_room(plan)
+            else:
+                self._ask_again(model, asker)
+        self._queue.follow(partial(self.make_room, plan))
+
+    def make_room(self, newest: Plan) -> None:
+        """Retire plans beyond the limits, one at a time: what is retired no longer counts."""
+        if self.eviction.make_room(newest):
+            self._queue.follow(partial(self.make_room, newest))
 
     def fail(self, plan: Plan, error: AspenError) -> None:
         model = plan.model
-        self.let_go(plan)
         waiters, plan.waiters = plan.waiters, []
         if plan.background:
             if plan.key in model.ahead:
                 model.ahead[plan.key] = POLICY.tries_ahead
             if (live := model.live.get(plan.key)) is not None:
-                live.failed += 1
-                if str(error) != live.why:
-                    live.why = str(error)
-                    self._event_log.warning("not-replanned", model=model.name, why=live.why)
+                live.replans.failed += 1
+                if str(error) != live.replans.why:
+                    live.replans.why = str(error)
+                    self._event_log.warning("not-replanned", model=model.name, why=live.replans.why)
         for asker in waiters:
             if asker.asked is None or waiters[0].asked is None or asker.asked.stages == waiters[0].asked.stages:
                 asker.fail(model.about(error))
-            else:  # waited for a range that the first one's shapes are in
-                self._again(plan, asker)
+            else:  # waited for a bucket that the first one's shapes are in
+                self._ask_again(model, asker)
 
     def stop(self, plan: Plan) -> None:
-        """Who waits for it all the same asks again."""
-        self.let_go(plan)
         waiters, plan.waiters = plan.waiters, []
-        plan.model.behind.close()
+        plan.model.background_child.close()
         for asker in waiters:
-            self._again(plan, asker)
+            self._ask_again(plan.model, asker)
 
 
 def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
-    """Of a plan for these shapes and values alone."""
+    """Return the key of a plan for these shapes and values alone."""
     return msgspec.msgpack.encode((asked.stages, asked.capacities))
 
 
 def _bucket_key(binds: Sequence[protocol.Bind], bucket: WantedBucket, most: int) -> bytes:
-    """Of a plan for the extents up to `most`, given the shapes of a request."""
+    """Return the key of a plan for the extents up to `most`, given the shapes of a request."""
     return b"range:" + msgspec.msgpack.encode((bucket.at(binds, most), bucket.axes))
 
 
@@ -217,15 +298,14 @@ def _by_shape(message: protocol.MakePlan) -> bool:
 
 
 def _hurried(model: Model, message: protocol.MakePlan) -> bool:
-    """Whether a request waits for a plan of shapes of which there may be many: others than the model's first ones (lengths of texts), or
-    pictures of any size."""
+    """Whether a request waits for a plan whose shapes may be one of many: not the model's first ones, or pictures of any size."""
     how = model.request.planning
     others = bool(model.begun) or any(plan.answer.plan for plan in model.live.values()) or _any_size(model)
     return others and not message.ahead and how.search == "quick" and how.tiles is None
 
 
 def _symbols(model: Model, binds: Sequence[protocol.Bind]) -> list[Axes]:
-    """The axes that the model has one name for, of inputs as a request gives them."""
+    """Return the axes that share a symbolic name in the model, for the inputs of a request."""
     shapes = {info.name: info.shape for info in model.loaded.inputs} if model.loaded is not None else {}
     return symbols_of([shapes.get(bind.name) for bind in binds])
 

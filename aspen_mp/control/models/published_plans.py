@@ -14,7 +14,7 @@ from typing import Final
 
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models import tile_names
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.pool.watchdog import Estimate
 from aspen_mp.control.wire.event_loop import Loop
 

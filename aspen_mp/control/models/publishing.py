@@ -1,10 +1,9 @@
-"""How plans get into the control table and to the workers, and out of it again."""
+"""Puts plans into the control table, tells the workers, and takes them out again."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -12,25 +11,13 @@ from aspen_mp.control.memory import weight_files
 from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.memory.segments import Borrowed
 from aspen_mp.control.models import tile_names
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plan_states import BuiltPlan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.replanning import often
 from aspen_mp.control.planning import child_main
-from aspen_mp.control.planning.planner_child import Received, StagePlanned
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.segments import Segment
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What there is to publish. `plan`: one that needs no check any more; None: it is among the segments that a planning child has sent.
-    `checked`: that one in a segment of our own, where it has been checked. `reused`: which descriptor of an arena another plan has had."""
-
-    result: StagePlanned
-    received: list[Received]
-    plan: Segment | None = None
-    checked: Segment | None = None
-    reused: int = -1
 
 
 class Publisher:
@@ -42,24 +29,26 @@ class Publisher:
         self._changed = changed
         self._added = added
 
-    def publish(self, plan: Plan, made: Made) -> None:
-        """Puts down what was made: in the plan, and what belongs to the model there. Takes over the descriptors that were received, and
-        closes the plan's segment. A plan has no number where values must be known before there can be one."""
-        model, result = plan.model, made.result
-        _describe(plan, made)
+    def publish(self, plan: Plan, built: BuiltPlan) -> None:
+        """Record the result in the plan and its model, and add the plan to the control table.
+
+        This takes over the received descriptors and closes the plan's segment. A plan that needs the values of inputs first gets no number.
+        """
+        model, result = plan.model, built.result
+        _describe(plan, built)
         if result.needs_values:
-            if made.checked is not None:
-                made.checked.close()
+            if built.checked is not None:
+                built.checked.close()
             return
-        plan_segment, left = made.plan, list(made.received)
+        plan_segment, left = built.plan, list(built.received)
         added: list[tuple[str, int]] = []
         try:
             if plan_segment is None:
-                plan_segment = self._checked(model, made)
+                plan_segment = self._checked(model, built)
             plan.longest_ns = tile_names.longest_ns(plan_segment.fd)
             memory, cores = tile_names.memory(plan_segment.fd)
-            if made.reused >= 0:
-                child_main.clear_arena(made.reused, plan_segment)
+            if built.reused >= 0:
+                child_main.clear_arena(built.reused, plan_segment)
             owner = f"model {model.id}"
             while left:
                 role, _, fd = left[-1]
@@ -99,23 +88,23 @@ class Publisher:
         model.files.update(result.files)
         self._changed()
 
-    def _checked(self, model: Model, made: Made) -> Segment:
-        """The plan that a planning child has sent, in a segment that the child cannot reach."""
+    def _checked(self, model: Model, built: BuiltPlan) -> Segment:
+        """Return the plan that a planning child has sent, in a segment that the child cannot reach."""
         sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
-        sizes += [os.fstat(fd).st_size for role, _, fd in made.received if role == "weights"]
-        arena_sizes = [os.fstat(fd).st_size for role, _, fd in made.received if role == "arena"]
-        sent = next(item for item in made.received if item[0] == "plan")
-        return child_main.checked_plan(sent, made.result, [sizes[i] for i in made.result.weights], arena_sizes, made.checked)
+        sizes += [os.fstat(fd).st_size for role, _, fd in built.received if role == "weights"]
+        arena_sizes = [os.fstat(fd).st_size for role, _, fd in built.received if role == "arena"]
+        sent = next(item for item in built.received if item[0] == "plan")
+        return child_main.checked_plan(sent, built.result, [sizes[i] for i in built.result.weights], arena_sizes, built.checked)
 
     def withdraw(self, plan: Plan) -> None:
-        """Requests that run on the plan go on to their ends."""
+        """Take the plan out of the control table. Requests that run on it go on to their ends."""
         self._table.drop_plan(plan.answer.plan)
         self._changed()
 
 
-def _describe(plan: Plan, made: Made) -> None:
-    """What is known of a plan before it has a number."""
-    result = made.result
+def _describe(plan: Plan, built: BuiltPlan) -> None:
+    """Record what is known of a plan before it has a number."""
+    result = built.result
     plan.answer = protocol.Planned(
         id=0,
         plan=0,
@@ -126,7 +115,7 @@ def _describe(plan: Plan, made: Made) -> None:
         needs_values=result.needs_values,
         last=result.last,
         dynamic=result.dynamic,
-        instances=sum(role == "arena" for role, _, _ in made.received),
+        instances=sum(role == "arena" for role, _, _ in built.received),
         often=often(result.work_ns / max(len(plan.job.speeds), 1)),
     )
-    plan.served_bucket, plan.no_bucket, plan.cached = result.served_bucket, result.no_bucket, made.plan is not None
+    plan.served_bucket, plan.no_bucket, plan.cached = result.served_bucket, result.no_bucket, built.plan is not None

@@ -1,5 +1,7 @@
-"""Which plan is made again, behind requests: one that is in use, but was made for other cores than there are, or without a search, or has
-long tiles beside requests of a higher class."""
+"""Chooses the plan that is made again in the background.
+
+It is in use, but was made for other cores or without a search, or has long tiles beside requests of a higher class.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.pool.core_speeds import alike
 from aspen_mp.shm.bindings import _control
@@ -18,32 +20,34 @@ from aspen_mp.shm.bindings import _control
 SERVED_OFTEN: Final = 64
 SERVED_NS: Final = 2e9
 SERVED_LEAST: Final = 4
-"""After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
-next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
-that a plan for a range has served: they get one of their own."""
+"""Requests after which a plan is searched that was not searched at first because somebody was waiting for it. If requests are long, fewer
+suffice: as many as take `SERVED_NS`, but at least `SERVED_LEAST`. Shapes that come as often get a plan of their own beside a bucket's."""
 REPLAN_S: Final = 20.0
-"""A plan is not made again sooner after the last time: that costs about a second of a core, which requests want. Where it could not be made
-again, twice as long, and so on, up to:"""
+"""Shortest pause before a plan is made again, in s: making it takes about a second of a core. The pause doubles with each failure."""
 MOST_REPLAN_S: Final = 3600.0
+"""Longest pause after failures, in s."""
 REPLAN_NICE: Final = 10
-"""Of the processes that make plans again: requests come first."""
+"""Niceness of the processes that make plans again: requests come first."""
 REPLAN_PATIENCE: Final = 10.0
-"""How many times as long as others they may say nothing, because they get what requests leave."""
+"""How many times as long as other planning children they may say nothing, because they get the time that requests leave."""
 
 
 def often(request_ns: float) -> int:
-    """After how many requests of about this length a plan is worth more effort."""
+    """Return after how many requests of about this length a plan is worth more effort."""
     return int(min(max(SERVED_NS / request_ns, SERVED_LEAST), SERVED_OFTEN)) if request_ns > 0 else SERVED_OFTEN
 
 
 def patient(limits: Limits) -> Limits:
-    """Of a planning child that makes plans again, given those of others."""
+    """Return the limits of a planning child that makes plans again, given those of others."""
     return replace(limits, patience_s=REPLAN_PATIENCE * limits.patience_s, nice=REPLAN_NICE)
 
 
 def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float = 0.0) -> Plan | None:
-    """The plan that is made next: the successor of a live one, or one that waits for its turn. One at a time, and behind whatever clients
-    want. Asked now and then: what has served nothing since is left alone. `preempt_ms`: see `PlanningSetup`."""
+    """Return the plan to make next, if there is one: the successor of a live plan, or a plan that waits for its turn.
+
+    There is none while any plan is being made. A plan that has served nothing since the last call is left alone. `preempt_ms`: see
+    `PlanningSetup`.
+    """
     models = list(models)
     if any(model.begun for model in models):
         return None
@@ -51,38 +55,39 @@ def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[f
 
 
 def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float) -> Plan | None:
-    """Of outdated plans, that of the one that has served most of late. What keeps a higher class waiting does not wait itself."""
+    """Return a successor of the outdated plan that has served most of late. Plans that delay a higher class are replaced first."""
     now = time.monotonic()
     outdated: list[tuple[bool, int, Plan]] = []
     for plan in (plan for model in models for plan in model.live.values()):
         if not plan.answer.plan or plan.answer.dynamic or plan.model.request.planning.tiles is not None:
             continue  # there are no tiles to choose
+        replans = plan.replans
         there = table.plan(plan.answer.plan)
         served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
-        pause = min(REPLAN_S * 2.0 ** min(plan.failed, 16), MOST_REPLAN_S)
+        pause = min(REPLAN_S * 2.0 ** min(replans.failed, 16), MOST_REPLAN_S)
         due = not alike(plan.job.speeds, speeds) or (not plan.job.search and served >= plan.answer.often)
-        waited = now - plan.tried_at >= pause
-        if served > plan.served and ((due and waited) or (long and (waited or not plan.failed))):
-            outdated.append((long, served - plan.served, plan))
-        plan.served = served
+        waited = now - replans.last_at >= pause
+        if served > replans.served and ((due and waited) or (long and (waited or not replans.failed))):
+            outdated.append((long, served - replans.served, plan))
+        replans.served = served
     if not outdated:
         return None
     long, _, plan = max(outdated, key=lambda item: item[:2])
-    plan.tried_at = now
+    plan.replans.last_at = now
     limit = preempt_ms if long else plan.job.longest_ms
     # The plan cache has the plans that are best alone: other runtimes may have no such requests.
     job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=not limit, longest_ms=limit, spares=[])
-    return Plan(plan.model, plan.key, job, background=True)
+    return Plan(plan.model, plan.live_key, job, background=True)
 
 
 def _cuttable(plan: Plan, preempt_ms: float) -> bool:
-    """Whether its tiles are longer than a higher class is to wait, and nobody has said or tried how long they should be."""
+    """Whether a plan's tiles delay a higher class too long, and nobody has set or tried another length."""
     asked = plan.model.request.planning.longest_ms
     return bool(preempt_ms) and asked is None and not plan.job.longest_ms and plan.longest_ns > preempt_ms * 1e6
 
 
 def _often_asked_for(models: list[Model], speeds: list[float]) -> Plan | None:
-    """For shapes that have come often a plan of their own: their tiles do not end early, and are searched."""
+    """Return a plan for shapes that come often and waits for its turn: its tiles are searched and fit these shapes."""
     plan = next((plan for model in models for plan in model.making.values()), None)
     if plan is not None:
         plan.job.speeds = speeds

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from aspen_mp.control.memory.clients import Client
-from aspen_mp.control.models.plan_states import Asker
+from aspen_mp.control.models.plans import Asker
 from aspen_mp.control.process import status
 from aspen_mp.control.process.admission import Admission
 from aspen_mp.control.process.machine import MachineWatch

@@ -20,7 +20,7 @@ from aspen_mp.control.models import model_store as stores
 from aspen_mp.control.models.collector import Collector
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
-from aspen_mp.control.models.plan_states import Asker
+from aspen_mp.control.models.plans import Asker
 from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import ServedBucket
 from aspen_mp.control.wire import protocol

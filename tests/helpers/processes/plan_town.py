@@ -13,11 +13,13 @@ import msgspec
 import pytest
 
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models import eviction, model_store, plan_builder, plan_states, published_plans, replanning
+from aspen_mp.control.models import eviction, model_store, plan_builder, published_plans, replanning
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
-from aspen_mp.control.models.plan_states import Asker, Model, Plan, State
-from aspen_mp.control.models.publishing import Made, _describe
+from aspen_mp.control.models.plan_machine import Checks, EventQueue
+from aspen_mp.control.models.plan_states import BuiltPlan
+from aspen_mp.control.models.plans import Asker, Model, Plan, State
+from aspen_mp.control.models.publishing import _describe
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import ServedBucket
 from aspen_mp.control.wire import protocol
@@ -73,12 +75,12 @@ class FakePublisher:
         self.plans, self.fails, self.number = plans, False, 0
         self.used: dict[int, Plan] = {}
 
-    def publish(self, plan: Plan, made: Made) -> None:
-        _describe(plan, made)
+    def publish(self, plan: Plan, built: BuiltPlan) -> None:
+        _describe(plan, built)
         if self.fails:
             self.fails = False
             raise OSError(errno.EMFILE, "full")
-        if made.result.needs_values:
+        if built.result.needs_values:
             return
         self.number += 1
         plan.answer = msgspec.structs.replace(plan.answer, plan=self.number)
@@ -100,9 +102,11 @@ class Known:
 
 
 class Town:
-    def __init__(self) -> None:
+    """`at_once`: verifying and reserving end at once, as they do where there is little to do. `breaking`: clients that go when they are
+    answered. `checks`: of each step, by default."""
+
+    def __init__(self, checks: Checks | None = None, *, checked: bool = True) -> None:
         self.patch = patch = pytest.MonkeyPatch()
-        patch.setattr(plan_states, "CHECKED", True)
         patch.setattr(model_store, "PlannerChild", self._child)
         patch.setattr(model_store, "Publisher", self._publisher)
         patch.setattr(model_store, "_source", self._source)
@@ -120,23 +124,30 @@ class Town:
         self.children: list[Child] = []
         self.known: list[Known] = []
         self.here: set[int] = set()
+        self.breaking: set[int] = set()
         self.open: set[FakeSegment] = set()
         self.timers: list[Callable[[], object]] = []
         self.verifying: list[Callable[[], None]] = []
         self.reserving: list[Callable[[Segment | AspenError], None]] = []
         self.speeds, self.prepared, self.torn, self.served, self.hits, self.usable = [1.0], True, False, 0, False, True
-        self.keys = 0
+        self.at_once, self.keys = False, 0
         nothing: Any = lambda *_: None  # noqa: E731
         held = SimpleNamespace(nbytes=LEAST, fd=0)
         segments: Any = type("Segments", (), {"__getitem__": lambda _, segment: held, "settling": False})()
         segments.settled, segments.drop, segments.discard = lambda then: then(), nothing, nothing
         table: Any = SimpleNamespace(plan=lambda plan: {"served": self.served, "beside": 0})
         loop: Any = SimpleNamespace(later=lambda seconds, action: self.timers.append(action))
-        reserver: Any = SimpleNamespace(reserve=lambda role, nbytes, then: self.reserving.append(then))
+        reserver: Any = SimpleNamespace(reserve=self._reserve)
         cache: Any = SimpleNamespace(model=nothing, path_of=str)
         setup = PlanningSetup(cache, rates.BUILT_IN, "", Limits(), lambda: self.speeds, nothing, lambda: self.prepared)
         self.log = EventLog("test", "off")
-        self.store = ModelStore(Resources(loop, table, segments, reserver, self.log), setup, nothing, nothing)
+        self.store = ModelStore(
+            Resources(loop, table, segments, reserver, self.log),
+            setup,
+            nothing,
+            nothing,
+            queue=EventQueue(checks or (Checks() if checked else None)),
+        )
 
     def close(self) -> None:
         self.patch.undo()
@@ -157,7 +168,16 @@ class Town:
         return source, ("path", message.path) if message.path else ("bytes", self.keys)
 
     def _verify(self, cache: object, files: object, then: Callable[[], None]) -> None:
-        self.verifying.append(then)
+        if self.at_once:
+            then()
+        else:
+            self.verifying.append(then)
+
+    def _reserve(self, role: str, nbytes: int, then: Callable[[Segment | AspenError], None]) -> None:
+        if self.at_once:
+            then(FakeSegment(self.open))
+        else:
+            self.reserving.append(then)
 
     def _find(self, cache: object, digest: bytes, options: object, job: PlanStage) -> Any:
         if not self.hits or job.bucket is not None:
@@ -171,7 +191,14 @@ class Town:
 
     def asker(self, client: int) -> Asker:
         answers: list[object] = []
-        known = Known(Asker(client, len(self.known), answers.append, answers.append), answers)
+
+        def answer(message: object) -> None:
+            answers.append(message)
+            if client in self.breaking:
+                self.breaking.discard(client)
+                self.gone(client)
+
+        known = Known(Asker(client, len(self.known), answer, answer), answers)
         self.known.append(known)
         self.here.add(client)
         return known.asker
@@ -269,10 +296,12 @@ class Town:
         live = {id(plan) for plan in plans if plan.segments}
         for plan in self.publisher.used.values():
             assert id(plan) in live or plan.state is State.RETIRING, plan.state
-        busy = [model for model in self.models if sum(bool(child.jobs) for child in (model.child, model.behind)) > 1]  # type: ignore[attr-defined]
+        busy = [model for model in self.models if sum(bool(child.jobs) for child in (model.child, model.background_child)) > 1]  # type: ignore[attr-defined]
         assert not busy, "both planning children of a model give numbers to weights"
         for child in self.children:
-            assert not child.jobs or any(child in (model.child, model.behind) for model in self.models), "a planning child of nobody"
+            assert not child.jobs or any(child in (model.child, model.background_child) for model in self.models), (
+                "a planning child of nobody"
+            )
         assert not self.log.latest() or all(event["event"] != "misstep" for event in self.log.latest())
         if ended:
             assert not [plan for plan in plans if plan.begun and plan.state is not State.LIVE]

@@ -19,7 +19,7 @@ from aspen_mp.control.memory.async_alloc import PROCESSES, AsyncAllocator
 from aspen_mp.control.memory.clients import ClientMemory
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models.plan_builder import PlanBuilder
-from aspen_mp.control.models.publishing import Made
+from aspen_mp.control.models.plan_states import BuiltPlan
 from aspen_mp.control.planning.planner_child import StagePlanned
 from aspen_mp.control.pool.traces import Traces
 from aspen_mp.control.pool.workers import WorkerPool
@@ -206,7 +206,7 @@ def test_a_plan_that_cannot_be_published() -> None:
 
     maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _lack=lambda plan, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    PlanBuilder.publish(maker, SimpleNamespace(model=SimpleNamespace(weight_segments=[])), Made(result, []))  # type: ignore[arg-type]
+    PlanBuilder.publish(maker, SimpleNamespace(model=SimpleNamespace(weight_segments=[])), BuiltPlan(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 

@@ -1,10 +1,10 @@
-"""The life of plans and models: every step of the tables is taken, random lives keep what must hold, and planted faults are found."""
+"""The life of plans and models: every step is taken, random lives keep what must hold, and planted faults are found."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from plan_town import ROWS, Town
 
-from aspen_mp.control.models import plan_states
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanBuilder
+from aspen_mp.control.models.plan_machine import Checks
 from aspen_mp.control.models.plan_requests import PlanRequests
-from aspen_mp.control.models.plan_states import MODEL_TABLE, PLAN_TABLE, Event, Machine, ModelState, Plan, State
+from aspen_mp.control.models.plan_states import (
+    Asked,
+    Collected,
+    Left,
+    ModelEffect,
+    ModelEvent,
+    PlanEffect,
+    PlanEvent,
+    model_transition,
+    plan_transition,
+)
+from aspen_mp.control.models.plans import ModelState, Plan, State
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.shm.errors import PlanError, ResourceLimitError
 
@@ -195,6 +206,30 @@ def who_waits_for_a_plan_that_gives_way_asks_again(town: Town) -> None:
     assert len(model.begun) == 2
 
 
+def who_waits_for_a_plan_that_gives_way_may_have_lost_its_model(town: Town) -> None:
+    model = with_range(town)
+    town.ask(A, model, 23, beside=True)
+    town.ask(A, model, 24)
+    town.gone(A)
+
+
+def what_nobody_waits_for_may_be_impossible_to_publish(town: Town) -> None:
+    model = with_range(town)
+    town.ask(A, model, 23, beside=True)
+    town.publisher.fails = True
+    town.planned(1)
+    assert not model.making
+
+
+def plans_of_the_cache_are_there_at_once(town: Town) -> None:
+    model = loaded(town, b"known")
+    town.hits = town.at_once = True
+    for rows in (8, 9, 10, 11, 12, 13):
+        town.ask(A, model, rows)
+    assert not town.jobs
+    assert len(model.live) == 4
+
+
 def the_plan_of_a_range_that_is_made_twice_is_found(town: Town) -> None:
     """Two parts of a range may end alike: the newer plan takes the place of the older one, and serves its lengths."""
     model = with_range(town)
@@ -229,15 +264,31 @@ def a_search_takes_the_place_of_a_plan(town: Town) -> None:
     assert before.keys() == model.live.keys()
 
 
+def clients_go_as_they_are_answered(town: Town) -> None:
+    model = with_range(town)
+    town.load(B, "/m")
+    for client, rows in ((A, 24), (A, 24), (B, 25), (B, 8)):
+        town.ask(client, model, rows)
+        town.breaking.add(A)
+    town.planned(2)  # for 24 to 31
+    assert model.users.keys() == {B}
+    town.breaking.add(B)
+    town.ask(B, model, 26)
+    assert model not in town.models
+
+
 SCRIPTS = [
+    clients_go_as_they_are_answered,
     *(models_come_and_go, plans_of_children, plans_of_the_cache, memory_runs_out, a_plan_that_waits_for_memory_ends, plans_give_way),
     *(what_comes_too_late, who_waits_for_a_plan_that_gives_way_asks_again, the_plan_of_a_range_that_is_made_twice_is_found),
+    *(who_waits_for_a_plan_that_gives_way_may_have_lost_its_model, what_nobody_waits_for_may_be_impossible_to_publish),
+    plans_of_the_cache_are_there_at_once,
     *(the_rest_of_a_range_is_planned_beside_a_part_of_it, a_search_takes_the_place_of_a_plan),
 ]
 
 
-def play(script: Callable[[Town], None]) -> None:
-    town = Town()
+def play(script: Callable[[Town], None], checks: Checks | None = None) -> None:
+    town = Town(checks)
     try:
         script(town)
         town.balance()
@@ -247,37 +298,52 @@ def play(script: Callable[[Town], None]) -> None:
         town.close()
 
 
+def rows(transition: Callable[[Any, Any], Any], states: Any, events: Any) -> dict[tuple[Any, type], tuple[Any, tuple[Any, ...]]]:
+    """All steps that there are: state and kind of event to the state after it and the effects."""
+    found = {
+        (state, event): transition(state, event(*[None] * len(event.__struct_fields__))) for state in states for event in get_args(events)
+    }
+    return {row: step for row, step in found.items() if step is not None}
+
+
+PLAN_ROWS = rows(plan_transition, State, PlanEvent)
+MODEL_ROWS = rows(model_transition, ModelState, ModelEvent)
+
+
 def test_every_step_is_taken() -> None:
-    Machine.seen.clear()
+    checks = Checks()
     for script in SCRIPTS:
-        play(script)
-    missing = (PLAN_TABLE.keys() | MODEL_TABLE.keys()) - Machine.seen
-    assert not missing, sorted((str(state), str(event)) for state, event in missing)
+        play(script, checks)
+    missing = (PLAN_ROWS.keys() | MODEL_ROWS.keys()) - checks.taken
+    assert not missing, sorted((str(state), event.__name__) for state, event in missing)
 
 
-def test_tables_name_methods_and_states() -> None:
-    for machine, states in ((PlanRequests, State), (ModelStore, ModelState)):
-        reached = {state for state, _ in machine.table.values()}
-        assert {state for state, _ in machine.table} | reached == set(states)
-        for _, action in machine.table.values():
-            assert not action or callable(getattr(machine, action))
+@pytest.mark.parametrize(
+    ("steps", "states", "events", "effects"),
+    [(PLAN_ROWS, State, PlanEvent, PlanEffect), (MODEL_ROWS, ModelState, ModelEvent, ModelEffect)],
+)
+def test_every_state_event_and_effect_has_a_step(steps: Any, states: Any, events: Any, effects: Any) -> None:
+    assert {event for _, event in steps} == set(get_args(events))
+    assert {type(effect) for _, after in steps.values() for effect in after} == set(get_args(effects))
+    assert {state for state, _ in steps} | {state for state, _ in steps.values()} == set(states)
 
 
-# ---- what the table does not have
+# ---- what cannot happen
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_step_that_there_is_not_fails_its_request_alone(town: Town, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
-    monkeypatch.setattr(plan_states, "CHECKED", checked)
+def test_a_step_that_there_is_not_fails_its_request_alone(checked: bool) -> None:
+    town = Town(checked=checked)
     model = loaded(town)
     town.ask(A, model, 8)
     town.ask(B, model, 8)  # who has not loaded it is told so
     (plan,) = model.making.values()
     if checked:
         with pytest.raises(AssertionError, match="'collected' cannot happen to what is 'planning'"):
-            town.store._requests.step(plan, Event.COLLECTED)
+            town.store._requests.send(plan, Collected())
+        town.close()
         return
-    town.store._requests.step(plan, Event.COLLECTED)
+    town.store._requests.send(plan, Collected())
     assert plan.state is State.FAILED
     (error,) = town.known[1].answers
     assert "model 'm', plan without a number for [{'x': [1, 8]}]: 'collected' cannot happen to what is 'planning'" in str(error)
@@ -287,9 +353,10 @@ def test_a_step_that_there_is_not_fails_its_request_alone(town: Town, monkeypatc
     (live,) = model.live.values()
     asker = town.asker(A)
     town.store._requests.retire(live)
-    town.store._requests.step(live, Event.ASKED, asker)  # one that is told of no more
+    town.store._requests.send(live, Asked(asker))  # one that is told of no more
     assert "cannot happen to what is 'retiring'" in str(town.known[-1].answers[0])
     assert live.state is State.RETIRING
+    town.close()
 
 
 # ---- random lives
@@ -341,10 +408,14 @@ class Lives(RuleBasedStateMachine):
         asked=st.lists(
             st.tuples(st.sampled_from([*ROWS, MADE, MADE]), st.sampled_from([0, 0, 0, 1, 2]), HOW, st.booleans()), min_size=1, max_size=4
         ),
+        at_once=st.sampled_from([False, False, True]),
     )
-    def ask(self, model: int, asked: list[tuple[int, int, dict[str, bool], bool]]) -> None:
+    def ask(self, model: int, asked: list[tuple[int, int, dict[str, bool], bool]], at_once: bool) -> None:
+        self.town.at_once = at_once
         chosen = self.used[model % len(self.used)]
         for rows, behind, how, self.town.hits in asked:
+            if not chosen.users:
+                break
             made = [plan.job.stages[0][0].shape[1] for plan in chosen.begun.values()]
             self.town.ask(next(iter(chosen.users)), chosen, rows if rows != MADE else made[0] if made else 8, behind=behind, **how)
 
@@ -390,12 +461,14 @@ class Lives(RuleBasedStateMachine):
         self.town.pass_time()
 
     @precondition(lambda self: self.used)
-    @rule(what=st.sampled_from(["nothing"] * 3 + ["gone", "unload", "weights"]), which=st.integers(0, 2))
+    @rule(what=st.sampled_from(["nothing"] * 3 + ["gone", "breaks", "unload", "weights"]), which=st.integers(0, 2))
     def end(self, what: str, which: int) -> None:
         town, model = self.town, self.used[which % len(self.used)]
         client = next(iter(model.users))
         if what == "gone":
             town.gone(client)
+        elif what == "breaks":
+            town.breaking.add(client)
         elif what == "unload":
             town.store.unload(model.id, client)
         elif what == "weights":
@@ -444,10 +517,6 @@ def does_nothing(real: Method) -> Method:
     return lambda *_, **__: None
 
 
-def waits_for_nothing(real: Method) -> Method:
-    return lambda machine, plan, error: machine.step(plan, Event.LACKED if plan.state is not State.WAITING else Event.FAILED)
-
-
 def forgets_the_old_one(real: Method) -> Method:
     def faulty(machine: Any, plan: Plan) -> None:
         plan.model.live.pop(plan.key, None)
@@ -476,20 +545,20 @@ def forgets_buckets(real: Method) -> Method:
 FAULTS: dict[str, tuple[type, str, Callable[[Method], Method]]] = {
     "who waits for a plan that gives way is forgotten": (PlanRequests, "stop", forgets_waiters),
     "who waits for a plan that fails is forgotten": (PlanRequests, "fail", forgets_waiters),
-    "who waits for a plan that is live is forgotten": (PlanRequests, "answer", forgets_waiters),
+    "who waits for a plan that is live is forgotten": (PlanRequests, "announce", forgets_waiters),
     "who joins is forgotten": (PlanRequests, "join", does_nothing),
     "who asks for a live plan is forgotten": (PlanRequests, "tell", does_nothing),
-    "plans behind requests do not give way": (PlanRequests, "stop_background", does_nothing),
+    "background plans do not give way": (PlanRequests, "stop_background", does_nothing),
     "reserved arenas are kept": (PlanBuilder, "release", does_nothing),
     "arenas that come too late are kept": (PlanBuilder, "discard", does_nothing),
     "plans that have ended stay in the making": (PlanBuilder, "let_go", does_nothing),
-    "what is replaced is not retired": (PlanRequests, "answer", forgets_the_old_one),
+    "what is replaced is not retired": (PlanRequests, "replace", forgets_the_old_one),
     "buckets outlive their plans": (PlanBuilder, "withdraw", keeps_buckets),
-    "buckets are forgotten": (PlanRequests, "answer", forgets_buckets),
-    "memory is waited for that nobody gives back": (PlanBuilder, "_lack", waits_for_nothing),
-    "twins forget who waits": (ModelStore, "hand_over", lambda real: lambda store, model, twin: (model.waiting.clear(), store.drop(model))),
-    "models that cannot be read tell nobody": (ModelStore, "refuse", lambda real: lambda store, model, error: store.drop(model)),
-    "models go while somebody waits": (ModelStore, "_forget_user", lambda real: lambda store, model, client: store.step(model, Event.LEFT)),
+    "buckets are forgotten": (PlanRequests, "announce", forgets_buckets),
+    "memory is waited for that nobody gives back": (PlanBuilder, "relieve", does_nothing),
+    "twins forget who waits": (ModelStore, "hand_over", lambda real: lambda store, model, twin: model.waiting.clear()),
+    "models that cannot be read tell nobody": (ModelStore, "refuse", does_nothing),
+    "models go while somebody waits": (ModelStore, "_forget_user", lambda real: lambda store, model, client: store.send(model, Left())),
 }
 
 

@@ -184,7 +184,7 @@ def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyP
     world.answer()
     assert len(world.events("replanned")) == 1
     stage = next(iter(world.store._models[world.model].live.values()))
-    assert stage.failed == 0
+    assert stage.replans.failed == 0
 
 
 def test_nothing_is_imported_for_it_at_once(world: World) -> None:
