@@ -47,7 +47,7 @@ def block_for(
     allowed: Callable[[int], bool] = lambda block: True,
 ) -> int:
     """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `bf16`: that way
-    may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.accuracy`); it is asked for faster ones only.
+    may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.cost.accuracy`); it is asked for faster ones only.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is thought to have its share of the memory's bandwidth, so the choice is good for any number of workers, as it must be

@@ -13,6 +13,8 @@ from math import isfinite
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
+from aspen_mp.planner.job import reasons
+from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
@@ -260,11 +262,18 @@ def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | N
 def _activate(rewriter: Rewriter, node: Node) -> None:
     x = node.inputs[0]
     product = rewriter.made_by(x, *_PRODUCTS, "BINARY", "TERNARY", "STANDARDIZE")
-    if product is None or x is None or not rewriter.only_use(x) or not no_act(product) or product.output.dtype != "float32":
+    if product is None or x is None:
         return
-    if product.op == "TERNARY" and product.attrs["opcode"] == "WHERE":
-        return
-    if product.op in _PRODUCTS and not _sums_only(product):
+    rules = {
+        "others read what the function is of": not rewriter.only_use(x),
+        "the op before has a function already": not no_act(product),
+        f"the op before computes {product.output.dtype}": product.output.dtype != "float32",
+        "the op before only chooses elements": product.op == "TERNARY" and product.attrs["opcode"] == "WHERE",
+        "the op before scales its sums, or adds to them after that": product.op in _PRODUCTS and not _sums_only(product),
+    }
+    if refused := next((rule for rule, holds in rules.items() if holds), ""):
+        tried = (Tried(f"{product.op} with the function", refused),)
+        reasons.tell(lambda: Reason("fusion", "an op of its own", refused, tried=tried, node=node.name))
         return
     act = (node.attrs["opcode"], float(node.attrs["a"]), float(node.attrs["b"]))
     _absorb(rewriter, node, product, list(product.inputs), act=act)

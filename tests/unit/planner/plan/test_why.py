@@ -104,6 +104,20 @@ def test_reasons_of_nodes_that_became_one_op() -> None:
     assert view.reasons[0].choice == "no op"
 
 
+def test_a_function_that_stays_apart_says_why() -> None:
+    """Two functions of one product: its kernel can take neither, because both read it."""
+    net = Net(x=(8, 16))
+    product = net("MatMul", "x", net.weight(16, 32))
+    model = api.load(net.model(net("Relu", product), net("Sigmoid", product)))
+    plan, recorded = planned(model, {"x": np.ones(net.inputs["x"], np.float32)}, api.Options(), record=True)
+    assert [info.kernel.split()[0] for info in plan.info].count("UNARY") == 2
+    for node in model.proto.graph.node[1:]:
+        (why,) = explained(plan.info, recorded, [], node.name).nodes
+        apart = next(reason for reason in why.reasons if reason.decision == "fusion")
+        assert (apart.choice, apart.rule) == ("an op of its own", "others read what the function is of")
+        assert apart.tried[0].choice == "GEMM with the function"
+
+
 def test_a_choice_shows_what_it_was_compared_with() -> None:
     """The costs are those that the choice was made by: what was not taken gains too little, if anything."""
     net = Net(x=(1, 128, 28, 28))
