@@ -1,6 +1,6 @@
 """Every operator of PyTorch's own tests, compiled and beside eager PyTorch, and the table of what came out.
 
-`python tests/pytorch/operators/operator_sweep.py` runs what `operator_sweep.json` has no entry for, and writes the table after each operator.
+Without options, this program runs what `operator_sweep.json` has no entry for. It writes the table after each operator.
 `--again all` runs entries that it has, and `--again faults` those with faults. `--compare` writes nothing, and prints differences from
 the table.
 
