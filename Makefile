@@ -128,7 +128,7 @@ stress-services: setup
 	@$(LONG) tests/serving $(TEST_FLAGS)
 
 stress: setup
-	@$(LONG) tests/stress tests/crash tests/pytorch/test_operator_sweep.py $(TEST_FLAGS)
+	@$(LONG) tests/stress tests/crash tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
 
 # A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
 SANITIZE := build/sanitize

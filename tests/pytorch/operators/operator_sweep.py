@@ -1,6 +1,6 @@
 """Every operator of PyTorch's own tests, compiled and beside eager PyTorch, and the table of what came out.
 
-`python tests/pytorch/operator_sweep.py` runs what `operator_sweep.json` has no entry for, and writes the table after each operator.
+Without options, this program runs what `operator_sweep.json` has no entry for. It writes the table after each operator.
 `--again all` runs entries that it has, and `--again faults` those with faults. `--compare` writes nothing, and prints differences from
 the table.
 
@@ -304,7 +304,9 @@ def is_worse(entry: str, than: str) -> bool:
 def _serve(connection: Connection) -> None:
     """What a child does: a task in, its entry out."""
     import aspen_mp
+    from aspen_mp.torch import work
 
+    work.SMALL = 0  # samples are small
     torch.set_num_threads(1)
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # it flushes caches, which takes longer than most operators do
     gc.collect()
@@ -384,11 +386,11 @@ def known(table: Table, task: Task) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--operators", default="", help="a regular expression")
-    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES)
-    parser.add_argument("--again", choices=["all", "faults"], default="", help="run entries that the table has, too, or those with faults")
-    parser.add_argument("--compare", action="store_true", help="write nothing; return 1 if an entry is worse than in the table")
+    parser.add_argument("--operators", default="", help="Run operators whose names this regular expression finds.")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES, help="Types of elements.")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, choices=SIZES, help="Whether graphs are for one size.")
+    parser.add_argument("--again", choices=["all", "faults"], default="", help="Run entries that the table has, too, or those with faults.")
+    parser.add_argument("--compare", action="store_true", help="Write nothing, and fail if an entry is worse than in the table.")
     given = parser.parse_args()
     table, worse, total, begin = read(), 0, Counter[str](), time.monotonic()
     names = [name for name in sorted(operators()) if re.search(given.operators, name)]
