@@ -19,7 +19,7 @@ module = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn
 x = torch.randn(3, 64)
 with torch.no_grad():
     want = module(x)
-aspen_mp.optimize(module, runtime=sys.argv[1], release=True)
+aspen_mp.optimize(module, runtime=sys.argv[1], release=True, min_block_size=1)
 torch.testing.assert_close(module(x), want)
 address = module[0].weight.data_ptr()
 for line in open("/proc/self/maps"):
