@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
 from aspen_mp.bench.coexecution.contention import ContentionResult
 from aspen_mp.bench.coexecution.coplans import CoplansResult
@@ -29,6 +27,7 @@ from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
 from aspen_mp.bench.serve.result import ServeResult
 from aspen_mp.bench.torch.result import TorchResult
+from aspen_mp.cli.documents import schema
 
 RESULTS: dict[str, Any] = {
     "peers": PeersResult,
@@ -94,12 +93,8 @@ def read(folder: Path) -> list[Published]:
 
 def schemas() -> dict[str, str]:
     """Return the text of the JSON schema of each benchmark's records, by the name of its file."""
-    written = {}
-    for name, kind in RESULTS.items():
-        title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"a record of aspen-mp bench {name}"}
-        schema = msgspec.json.encode(title | msgspec.json.schema(Record[kind]))  # type: ignore[valid-type]
-        written[f"{name}.json"] = msgspec.json.format(schema, indent=2).decode() + "\n"
-    return written
+    title = "a record of aspen-mp bench"
+    return {f"{name}.json": schema.text(Record[kind], f"{title} {name}").decode() for name, kind in RESULTS.items()}  # type: ignore[valid-type]
 
 
 def of(published: Iterable[Published], *benchmarks: str) -> list[Published]:

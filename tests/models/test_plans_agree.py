@@ -13,7 +13,7 @@ from kernel_runner import KernelRunner, WeightStore
 
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import LIMIT, digest_of, error_of, reference
-from aspen_mp.planner.api import Binding, Options, plan_stage
+from aspen_mp.planner.api import PLAIN, Binding, PlanRequest, plan_stage
 from aspen_mp.workers import _kernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,9 +22,9 @@ ISAS = _kernels.isas()
 RUNS = [(1, "fifo", ISAS[0]), (2, "lifo", ISAS[0]), (4, "rank", ISAS[0]), *((2, "random", isa) for isa in ISAS)]
 
 
-def planned(data: bytes, feeds: Mapping[str, Array], workers: int, options: Options | None = None) -> Any:
+def planned(data: bytes, feeds: Mapping[str, Array], workers: int, request: PlanRequest = PLAIN) -> Any:
     bindings = [{name: Binding(value.dtype, value.shape, None) for name, value in feeds.items()}]
-    stage = plan_stage(data, bindings, workers=workers, options=options)
+    stage = plan_stage(data, bindings, workers=workers, request=request)
     assert stage.plan is not None
     assert not stage.more
     return stage

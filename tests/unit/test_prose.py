@@ -65,6 +65,10 @@ def test_help_texts_keep_the_rules() -> None:
     assert not {path: each for path, each in found.items() if each}
 
 
+EXTRAS = ("torch", "expecttest")
+"""Packages that programs need and that may be missing."""
+
+
 class Made(Exception):
     """A parser that is about to read its arguments."""
 
@@ -81,7 +85,12 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, argparse.Arg
             place = path.relative_to(rules.ROOT).with_suffix("").parts
             if place[0] == "tests":
                 monkeypatch.syspath_prepend(str(path.parent))
-            module = importlib.import_module(place[-1] if place[0] == "tests" else ".".join(["aspen_mp", *place]))
+            try:
+                module = importlib.import_module(place[-1] if place[0] == "tests" else ".".join(["aspen_mp", *place]))
+            except ModuleNotFoundError as missing:
+                if missing.name not in EXTRAS:
+                    raise
+                continue
             with pytest.raises(Made) as caught:
                 module.main()
             yield str(path.relative_to(rules.ROOT)), caught.value.args[0]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
+from aspen_mp.cli.documents import schema
 from aspen_mp.cli.documents.doctor import Doctor
 from aspen_mp.cli.documents.plans import Coplan, Plan, Run
 from aspen_mp.cli.documents.runtimes import Launched, Look, Metrics, Serving, Stopped
@@ -55,6 +54,5 @@ def schemas() -> dict[str, bytes]:
     written = {}
     for name, kind in DOCUMENTS.items():
         title = "an error" if name == "error" else f"aspen-mp {name} --json"
-        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **msgspec.json.schema(kind)}
-        written[f"{name}.json"] = msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+        written[f"{name}.json"] = schema.text(kind, title)
     return written

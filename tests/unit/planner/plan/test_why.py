@@ -109,7 +109,7 @@ def test_a_function_that_stays_apart_says_why() -> None:
     net = Net(x=(8, 16))
     product = net("MatMul", "x", net.weight(16, 32))
     model = api.load(net.model(net("Relu", product), net("Sigmoid", product)))
-    plan, recorded = planned(model, {"x": np.ones(net.inputs["x"], np.float32)}, api.Options(), record=True)
+    plan, recorded = planned(model, {"x": np.ones(net.inputs["x"], np.float32)}, plan_request(), record=True)
     assert [info.kernel.split()[0] for info in plan.info].count("UNARY") == 2
     for node in model.proto.graph.node[1:]:
         (why,) = explained(plan.info, recorded, [], node.name).nodes
