@@ -137,3 +137,27 @@ def test_exponentials(isa, name):
         ulps = np.abs(out.astype(np.longdouble) - exact)[~odd] / np.spacing(np.abs(wanted[~odd]))
     assert ulps.max() <= (1.0 if name == "EXP" else 3.0)
     assert (out[np.isnan(x)] != out[np.isnan(x)]).all()
+
+
+LIMITS = {
+    "SOFTPLUS": (np.inf, 0.0),
+    "SIGMOID": (1.0, 0.0),
+    "TANH": (1.0, -1.0),
+    "ERF": (1.0, -1.0),
+    "RELU": (np.inf, 0.0),
+    "ELU": (np.inf, -1.0),
+    "CELU": (np.inf, -1.0),
+    "EXP": (np.inf, 0.0),
+    "HARD_SWISH": (np.inf, np.nan),
+    "SIGN": (1.0, -1.0),
+}
+"""What functions give for infinity and for its negative."""
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits(isa, name):
+    x = np.array([np.inf, -np.inf, np.nan] * 5)
+    out = np.empty_like(x)
+    assert _kernels.call("UNARY", [out, x], [UNARY[name], 1.0, 1.0], [0], x.shape, isa) == 0
+    np.testing.assert_array_equal(out, [*LIMITS[name], np.nan] * 5)

@@ -31,7 +31,7 @@ static int sigmoid_row_f64(int64_t n, double *o, const double *p) {
   }
   return ASPEN_KERNEL_OK;
 }
-static inline double softplus_f64(double x) { return (x > 0 ? x : 0 * x) + log1p(exp(-fabs(x))); }
+static inline double softplus_f64(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
 static inline double clamp01_f64(double x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 static inline double gelu_tanh_f64(double x) { return x * sigmoid_f64(2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x)); }
 
