@@ -638,7 +638,7 @@ def test_pieces_that_are_on_their_way_count():
     clients = {}
     asked = ClientMemory(resources, None, clients, publish=None, collect=None, relieve=lambda _: False)
     failed = []
-    connection = SimpleNamespace(fail=lambda *what: failed.append(what))
+    connection = type("Connected", (), {"fail": staticmethod(lambda *what: failed.append(what))})()
     client = SimpleNamespace(connection=connection)
     memory = os.memfd_create("guest")
     os.ftruncate(memory, PAGE)
