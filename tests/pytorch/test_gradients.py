@@ -14,7 +14,6 @@ from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
 from aspen_mp.torch import backend  # noqa: E402
-from aspen_mp.torch.compiled import Compiled  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +28,6 @@ def fresh() -> Iterator[None]:
     backend._warned.clear()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Calls of graphs in the runtime."""
-    seen: list[int] = []
-    call = Compiled.__call__
-    monkeypatch.setattr(Compiled, "__call__", lambda graph, *args: seen.append(1) or call(graph, *args))
-    return seen
 
 
 Body = Callable[[Any, Any], Any]

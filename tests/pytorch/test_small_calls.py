@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'a
 from torch import nn  # noqa: E402
 
 import aspen_mp  # noqa: E402
-from aspen_mp.torch.compiled import Compiled  # noqa: E402
 
 pytestmark = pytest.mark.by_work
 
@@ -28,15 +27,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Calls of graphs in the runtime."""
-    seen: list[int] = []
-    call = Compiled.__call__
-    monkeypatch.setattr(Compiled, "__call__", lambda graph, *args: seen.append(1) or call(graph, *args))
-    return seen
 
 
 class Cell(nn.Module):
