@@ -63,7 +63,7 @@ static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const
   const struct aspen_plan_view *view = s->plan[out->plan];
   if (!view || view->generation != out->generation) return aspen_missing(s, ASPEN_E_BAD_PLAN);
   if (!aspen_mapped(s, out->segment, ASPEN_ROLE_DATA)) return aspen_missing(s, ASPEN_E_BAD_DATA);
-  if (out->extent < view->least || out->extent > view->most) return ASPEN_E_BAD_EXTENT;
+  if (!aspen_extents_fit(out->extent, view->n_extents, view->least, view->most)) return ASPEN_E_BAD_EXTENT;
   uint64_t bytes = s->segment[out->segment].bytes;
   if (out->offset % ASPEN_LINE || out->offset < ASPEN_DATA_FIRST || out->offset > bytes || view->request_bytes > bytes - out->offset)
     return ASPEN_E_BAD_REGION;

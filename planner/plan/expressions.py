@@ -1,0 +1,204 @@
+"""Finds how numbers follow from extents, from what they are at some extents.
+
+A number follows from a *value*: it is ``k * value + d``. The extents are the first values. Each other value is a floor, a product or a
+sum of earlier ones (`aspen_mp.shm.extents`). A window that moves by s makes ``floor((u + b) / s)`` of a length u. Strides are products of
+lengths. Pixels of several images behind each other are sums.
+
+Two vectors of numbers follow from the same value if their changes are multiples of each other, so a network has few values. Where several
+floors fit what is known, `separating` names extents at which they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket
+from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row
+
+Ints = npt.NDArray[np.int64]
+LARGEST_DIVISOR: Final = 64
+"""Windows move by at most so many pixels."""
+_LARGEST: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """A number that follows from a value: by `per` for each step of it."""
+
+    value: int
+    per: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Floors of a value `u` that fit: ``(a * u + b) // c``, with any b from `low` to `high`."""
+
+    u: int
+    a: int
+    c: int
+    low: int
+    high: int
+
+
+class Expressions:
+    """Values at the extents `samples`, the largest of which come first. Vectors have a number for each sample."""
+
+    def __init__(self, samples: Sequence[Extents]) -> None:
+        self._samples = np.array(samples, np.int64).reshape(len(samples), -1)
+        self.rows: list[Row] = []
+        self._vectors: list[Ints] = []
+        self._exact: dict[bytes, int] = {}
+        self._by_change: dict[bytes, list[tuple[int, int]]] = {}
+        self._factors: dict[bytes, Ints] = {}
+        self._products: dict[bytes, tuple[Ints, Ints]] = {}
+        self._unsure: list[list[_Fit]] = []
+        for column in self._samples.T:
+            self._add(column)
+
+    def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Iterable[int], what: str) -> Follows:
+        """From which value numbers follow that change. `bases`: lengths that they may be floors of; `divisors`: by which they are divided,
+        if that is known. Raises NoBucket."""
+        found = self.known(numbers) or self._floor(numbers, bases, divisors) or self._product(numbers) or self._sum(numbers)
+        if found is None:
+            raise NoBucket(f"{what} does not grow evenly: {numbers.tolist()} at {self._samples.tolist()}", elsewhere=False)
+        return found
+
+    def known(self, numbers: Ints) -> Follows | None:
+        """From which of the values so far numbers follow."""
+        key, divisor = _change(numbers)
+        for value, own in self._by_change.get(key, ()):
+            if divisor % own == 0:
+                return Follows(value, divisor // own)
+        return None
+
+    def length(self, numbers: Ints) -> None:
+        """Notes a length that products may have as a factor."""
+        key = numbers.tobytes()
+        if key in self._factors or (numbers < 0).any() or numbers.max() > _LARGEST:
+            return
+        self._factors[key] = numbers
+        for other in self._factors.values():
+            if other.max() * numbers.max() < _LARGEST:
+                self._products.setdefault(_change(numbers * other)[0], (numbers, other))
+
+    def exactly(self, numbers: Ints, what: str) -> int:
+        """The value that is these numbers."""
+        value = self._exact.get(numbers.tobytes())
+        if value is not None:
+            return value
+        found = self.known(numbers)
+        if found is None or found.per < 0:
+            raise NoBucket(f"{what} follows from no value", elsewhere=False)
+        own = self._vectors[found.value]
+        return self._add(numbers, (FLOOR, found.value, 0, found.per, int(numbers[0] - found.per * own[0]), 1))
+
+    def separating(self, candidates: Sequence[Extents]) -> Extents | None:
+        """Extents at which floors that fit differ, those that tell most of them apart. None: there are none among the candidates."""
+        if not self._unsure:
+            return None
+        at = values_of(self.rows, np.array(candidates, np.int64))
+        told = np.zeros(len(candidates))
+        for fits in self._unsure:
+            results = np.sort([(fit.a * at[fit.u] + b) // fit.c for fit in fits for b in range(fit.low, fit.high + 1)], axis=0)
+            told += np.count_nonzero(np.diff(results, axis=0), axis=0) / len(results)
+        best = int(told.argmax())
+        return tuple(candidates[best]) if told[best] > 0 else None
+
+    @property
+    def floors(self) -> bool:
+        """Whether there is a value that is no polynomial of the extents."""
+        return any(kind == FLOOR and c > 1 for kind, _, _, _, _, c in self.rows)
+
+    # ---- values
+
+    def _add(self, vector: Ints, row: Row | None = None) -> int:
+        value = len(self._vectors)
+        if row is not None:
+            self.rows.append(row)
+        self._vectors.append(vector)
+        self._exact.setdefault(vector.tobytes(), value)
+        key, divisor = _change(vector)
+        if divisor:
+            self._by_change.setdefault(key, []).append((value, abs(divisor)))
+        self.length(vector)
+        return value
+
+    def _floor(self, numbers: Ints, bases: Iterable[Ints], divisors: Iterable[int]) -> Follows | None:
+        if (numbers < 0).any():
+            return None
+        known = dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None)
+        for scale in dict.fromkeys((abs(_change(numbers)[1]), 1)):
+            wanted = numbers // scale
+            for candidates in (divisors, range(2, LARGEST_DIVISOR + 1)):
+                fits = [fit for c in candidates for u in known if (fit := self._fit(wanted, u, c)) is not None]
+                if not fits:
+                    continue
+                if sum(fit.high - fit.low + 1 for fit in fits) > 1:
+                    self._unsure.append(fits)
+                return Follows(self._add(wanted, (FLOOR, fits[0].u, 0, fits[0].a, fits[0].low, fits[0].c)), scale)
+        return None
+
+    def _fit(self, numbers: Ints, u: int, c: int) -> _Fit | None:
+        base = self._vectors[u]
+        a = round(c * int(np.ptp(numbers)) / int(np.ptp(base)))
+        rest = c * numbers - a * base
+        low, high = int(rest.max()), int(rest.min()) + c - 1
+        return _Fit(u, a, c, low, high) if a > 0 and low <= high else None
+
+    def _product(self, numbers: Ints) -> Follows | None:
+        key, divisor = _change(numbers)
+        factors = self._products.get(key)
+        if factors is None:
+            return None
+        product = factors[0] * factors[1]
+        if divisor % abs(_change(product)[1]):
+            return None
+        u, v = (self.exactly(factor, "a factor") for factor in factors)
+        return Follows(self._add(product, (PRODUCT, u, v, 0, 0, 1)), divisor // abs(_change(product)[1]))
+
+    def _sum(self, numbers: Ints) -> Follows | None:
+        """Numbers that change as the sum of multiples of two values."""
+        change = numbers - numbers[0]
+        own = np.array([vector - vector[0] for vector in self._vectors], np.float64)
+        first, second = np.triu_indices(len(own), 1)
+        x, y = own[first], own[second]
+        xx, yy, xy = (x * x).sum(1), (y * y).sum(1), (x * y).sum(1)
+        xz, yz, area = x @ change, y @ change, (x * x).sum(1) * (y * y).sum(1) - (x * y).sum(1) ** 2
+        with np.errstate(all="ignore"):
+            p, q = np.rint((xz * yy - yz * xy) / area), np.rint((yz * xx - xz * xy) / area)
+        fits = (area > 0) & (p > 0) & (q > 0) & (np.abs(p[:, None] * x + q[:, None] * y - change) < 0.5).all(axis=1)
+        for at in np.flatnonzero(fits).tolist():
+            u, v, a, b = int(first[at]), int(second[at]), int(p[at]), int(q[at])
+            vector = a * self._vectors[u] + b * self._vectors[v]
+            if (vector - vector[0] == change).all():
+                return Follows(self._add(vector, (SUM, u, v, a, b, 1)), 1)
+        return None
+
+
+def values_of(rows: Sequence[Row], extents: Ints) -> list[Ints]:
+    """All values at many extents [n, extents]: as `aspen_mp.shm.extents.values_at`."""
+    found: list[Ints] = list(extents.T)
+    for kind, u, v, a, b, c in rows:
+        if kind == FLOOR:
+            found.append((a * found[u] + b) // c)
+        elif kind == PRODUCT:
+            found.append(found[u] * found[v])
+        else:
+            found.append(a * found[u] + b * found[v])
+    return found
+
+
+def _change(numbers: Ints) -> tuple[bytes, int]:
+    """How numbers change, the same for their multiples, and which multiple they are; negative where they grow as extents shrink."""
+    change = numbers - numbers[0]
+    divisor = int(np.gcd.reduce(np.abs(change)))
+    if not divisor:
+        return b"", 0
+    if change[np.flatnonzero(change)[0]] > 0:
+        divisor = -divisor
+    return (change // divisor).tobytes(), divisor
