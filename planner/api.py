@@ -156,7 +156,7 @@ def plan_within(
     folder: str | None = None,
     derived: stages.Derived | None = None,
 ) -> StageResult:
-    """Plans some extents of a shape bucket by themselves. Its results have the bits that they have in the plan for the bucket. Arguments as of
+    """Plans one request of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
     `plan_bucket`; raises the same."""
     alike = _Alike(_open(model, folder), bindings, bucket, request, stages.Derived() if derived is None else derived)
     alike.at(bucket.most)

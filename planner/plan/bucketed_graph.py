@@ -95,8 +95,8 @@ class _Steps:
 
 
 class BucketedGraph:
-    """The same graph at several extents: `add` those of `ShapeBucket.samples`, then each that `missing` names, then `compare`. `most`: it
-    where it is largest. `values`, `numbers`: as `shm/protocol/layout.h` has them. `shapes`: how those of its inputs and outputs change, in their order."""
+    """The same graph at several extents: `add` those of `ShapeBucket.samples`, then each that `missing` names. `most`: where it is largest.
+    `values`, `numbers`: as `shm/protocol/layout.h` has them. `shapes`: how those of inputs and outputs follow, in their order."""
 
     def __init__(self, bucket: ShapeBucket, most: Storage) -> None:
         self.bucket = bucket

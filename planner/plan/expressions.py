@@ -91,6 +91,8 @@ class Expressions:
         value = self._exact.get(numbers.tobytes())
         if value is not None:
             return value
+        if (numbers == numbers[0]).all():
+            return self._add(numbers, (FLOOR, 0, 0, 0, int(numbers[0]), 1))
         found = self.known(numbers)
         if found is None or found.per < 0:
             raise NoBucket(f"{what} follows from no value", elsewhere=False)

@@ -17,8 +17,8 @@ from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.job.request import PlanRequest
-from aspen_mp.planner.plan.shape_bucket import NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.shape_bucket import NoBucket, ShapeBucket
 from aspen_mp.shm.extents import word
 from aspen_mp.workers._dse import PlanRunner
 
