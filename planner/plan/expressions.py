@@ -55,14 +55,14 @@ class Expressions:
         self._exact: dict[bytes, int] = {}
         self._by_change: dict[bytes, list[tuple[int, int]]] = {}
         self._factors: dict[bytes, Ints] = {}
-        self._products: dict[bytes, tuple[Ints, Ints]] = {}
+        self._products: dict[bytes, tuple[Ints, Ints, int]] = {}
         self._unsure: list[list[_Fit]] = []
         for column in self._samples.T:
             self._add(column)
 
     def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Iterable[int], what: str) -> Follows:
-        """From which value numbers follow that change. `bases`: lengths that they may be floors of; `divisors`: by which they are divided,
-        if that is known. Raises NoBucket."""
+        """From which value numbers follow that change. `bases`: lengths that they are likely to be floors of; `divisors`: by which, if that
+        is known. Raises NoBucket."""
         found = self.known(numbers) or self._floor(numbers, bases, divisors) or self._product(numbers) or self._sum(numbers)
         if found is None:
             raise NoBucket(f"{what} does not grow evenly: {numbers.tolist()} at {self._samples.tolist()}", elsewhere=False)
@@ -84,7 +84,9 @@ class Expressions:
         self._factors[key] = numbers
         for other in self._factors.values():
             if other.max() * numbers.max() < _LARGEST:
-                self._products.setdefault(_change(numbers * other)[0], (numbers, other))
+                change, divisor = _change(numbers * other)
+                if abs(divisor) < self._products.get(change, (numbers, other, _LARGEST))[2]:
+                    self._products[change] = numbers, other, abs(divisor)
 
     def exactly(self, numbers: Ints, what: str) -> int:
         """The value that is these numbers."""
@@ -134,10 +136,11 @@ class Expressions:
         if (numbers < 0).any():
             return None
         known = dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None)
+        divided = range(2, LARGEST_DIVISOR + 1)
         for scale in dict.fromkeys((abs(_change(numbers)[1]), 1)):
             wanted = numbers // scale
-            for candidates in (divisors, range(2, LARGEST_DIVISOR + 1)):
-                fits = [fit for c in candidates for u in known if (fit := self._fit(wanted, u, c)) is not None]
+            for values, candidates in ((known, divisors), (known, divided), (range(len(self._vectors)), divided)):
+                fits = [fit for c in candidates for u in values if (fit := self._fit(wanted, u, c)) is not None]
                 if not fits:
                     continue
                 if sum(fit.high - fit.low + 1 for fit in fits) > 1:
@@ -147,6 +150,8 @@ class Expressions:
 
     def _fit(self, numbers: Ints, u: int, c: int) -> _Fit | None:
         base = self._vectors[u]
+        if not np.ptp(base):
+            return None
         a = round(c * int(np.ptp(numbers)) / int(np.ptp(base)))
         rest = c * numbers - a * base
         low, high = int(rest.max()), int(rest.min()) + c - 1
@@ -154,14 +159,13 @@ class Expressions:
 
     def _product(self, numbers: Ints) -> Follows | None:
         key, divisor = _change(numbers)
-        factors = self._products.get(key)
-        if factors is None:
+        if key not in self._products:
             return None
-        product = factors[0] * factors[1]
-        if divisor % abs(_change(product)[1]):
+        first, second, least = self._products[key]
+        if divisor % least:
             return None
-        u, v = (self.exactly(factor, "a factor") for factor in factors)
-        return Follows(self._add(product, (PRODUCT, u, v, 0, 0, 1)), divisor // abs(_change(product)[1]))
+        u, v = self.exactly(first, "a factor"), self.exactly(second, "a factor")
+        return Follows(self._add(first * second, (PRODUCT, u, v, 0, 0, 1)), divisor // least)
 
     def _sum(self, numbers: Ints) -> Follows | None:
         """Numbers that change as the sum of multiples of two values."""

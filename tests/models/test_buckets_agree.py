@@ -282,21 +282,6 @@ def test_rows_that_are_counted_from_the_end() -> None:
     check(decoder(last=True), shapes, 64, 95, [64, 70, 94, 79], workers=8)
 
 
-def test_images_are_not_computed_by_pixels_that_are_not_there() -> None:
-    """Windows and strides: sizes that follow unevenly have a plan each."""
-    model = models.build("resnet18", symbolic=True, **models.miniature("resnet18"))
-    (x,) = model.graph.input
-    for dim in x.type.tensor_type.shape.dim[2:]:
-        dim.dim_param = "side"
-    with pytest.raises(NoBucket):
-        api.plan_bucket(
-            model,
-            {x.name: api.Binding(np.dtype(np.float32), (1, 3, 95, 95), None)},
-            ShapeBucket.of_length(64, 95, {x.name: (0, 0, 1, 1)}),
-            workers=2,
-        )
-
-
 @pytest.mark.parametrize(
     ("width", "cached", "whole", "one_for_all"), [(2048, 4, True, True), (8, 4, True, False), (2048, 1 << 16, False, False)]
 )
