@@ -295,10 +295,10 @@ class BucketedGraph:
     def cover(self, graph: TileGraph, grids: Sequence[Grid]) -> None:
         """Adds what tiles wait for at other extents to the graph of `most`.
 
-        What a tile reads of another node's tiles is a range of them along each axis. Its ends go one way as an extent grows, so what holds
-        at all corners of the bucket holds throughout; the other samples are looked at to be sure. The ends go back and forth in two cases:
-        where several axes have become one (`_merged`), and where a picture is resized by a ratio that changes. A tile that reads so waits
-        for all tiles of a node that is cut there.
+        What a tile reads of another node's tiles is a range of them along each axis. Its ends go one way as an extent grows. So what holds
+        at all combinations of smallest and largest extents holds throughout; the other samples are looked at to be sure. The ends go back
+        and forth in two cases: where several axes have become one (`_merged`), and where a picture is resized by a ratio that changes. A
+        tile that reads so waits for all tiles of a node that is cut there.
         """
         most = EdgeBuilder(self.storages[self.bucket.most]).cells(grids)
         missing = self._back_and_forth(most, grids)
@@ -328,16 +328,13 @@ class BucketedGraph:
             (cells.step, k)
             for k, rows in enumerate(most)
             for cells in rows
-            if cut[cells.step] and (ratios[k] or (merged[k] and not merged[cells.step]))
+            if cut[cells.step] and (ratios[k] or (merged[k] and merged[k] != merged[cells.step]))
         }
 
-    def _merged(self) -> list[bool]:
-        """Whether an axis of each step's output is several lengths in one: it follows from more than a length, or by more than one."""
-        found = [False] * len(self.most.steps)
+    def _merged(self) -> list[set[Follows]]:
+        """What axes of each step's output follow from that are several lengths in one: more than one length, or a multiple of one."""
         polynomials = {value for value, (kind, *_) in enumerate(self.expressions.rows, len(self.bucket.most)) if kind != FLOOR}
-        for k, rows in enumerate(self._made()):
-            found[k] = any(follows.value in polynomials or follows.per > 1 for _, follows in rows)
-        return found
+        return [{follows for _, follows in rows if follows.value in polynomials or follows.per > 1} for rows in self._made()]
 
     def _cut(self, grids: Sequence[Grid]) -> list[bool]:
         """Whether each step is cut along an axis that changes."""

@@ -38,18 +38,11 @@ class ShapeBucket:
         return cls((least,), (most,), {name: tuple((step,) for step in row) for name, row in per.items()})
 
     def samples(self) -> list[Extents]:
-        """The extents at which the graph is looked at in any case: the largest, a neighbour, the smallest, and the middle. Where there
-        are several extents, one is small where another is large."""
-        middle = tuple((a + b) // 2 + k for k, (a, b) in enumerate(zip(self.least, self.most, strict=True)))
-        found = [self.most, tuple(max(b - 1, a) for a, b in zip(self.least, self.most, strict=True)), self.least]
-        found.append(tuple(min(m, b) for m, b in zip(middle, self.most, strict=True)))
-        if len(self.most) > 1:
-            found.append(tuple(self.least[k] if k == 0 else self.most[k] for k in range(len(self.most))))
-        return list(dict.fromkeys(found))
-
-    def corners(self) -> list[Extents]:
-        """All combinations of smallest and largest extents."""
-        return list(dict.fromkeys(product(*zip(self.least, self.most, strict=True))))
+        """The extents at which the graph is looked at in any case: the largest, a neighbour, all other combinations of smallest and largest
+        extents, and the middle."""
+        pairs = list(zip(self.least, self.most, strict=True))
+        middle = tuple(min((a + b) // 2 + k, b) for k, (a, b) in enumerate(pairs))
+        return list(dict.fromkeys([self.most, tuple(max(b - 1, a) for a, b in pairs), *product(*pairs), middle]))
 
     def some(self, count: int) -> list[Extents]:
         """About so many extents anywhere in the bucket, always the same; all of a smaller one."""

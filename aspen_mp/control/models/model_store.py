@@ -379,7 +379,7 @@ class ModelStore:
             "instances": len(plan.segments) - 1,
             "served": self._table.plan(plan.answer.plan)["served"],
             "inputs": {slot.name: list(slot.shape) for slot in plan.answer.inputs},
-            "range": None if plan.served_bucket is None else _range(plan.served_bucket.range),
+            "ranges": [] if plan.served_bucket is None else _ranges(plan.served_bucket.range),
             "bytes": self._bytes(plan.segments),
         }
 
@@ -387,10 +387,9 @@ class ModelStore:
         return sum(self._segments[segment].nbytes for segment in segments)
 
 
-def _range(served: Range) -> list[Any]:
-    """The lengths that a plan serves: from, to; for several lengths, the smallest of each, then the largest."""
-    least, most = ([extent * served.unit for extent in ends] for ends in (served.least, served.most))
-    return [*least, *most] if len(least) == 1 else [least, most]
+def _ranges(served: Range) -> list[tuple[int, int]]:
+    """The smallest and the largest of each length that a plan serves."""
+    return [(a * served.unit, b * served.unit) for a, b in zip(served.least, served.most, strict=True)]
 
 
 def _doing(model: Model) -> dict[str, Any] | None:

@@ -122,7 +122,7 @@ def test_buckets_serve_other_lengths_at_once(world: World) -> None:
     assert small.plan == large.plan
     world.ask(24)
     assert job(world).bucket is not None
-    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [16, 23]]
+    assert [plan["ranges"] for plan in world.store.describe()[0]["plans"]] == [[], [(16, 23)]]
 
 
 def test_what_is_planned_ahead_has_a_plan_of_its_own_beside_a_range(world: World) -> None:
@@ -151,7 +151,7 @@ def test_less_of_a_range_serves_what_is_in_it(world: World) -> None:
     world.ask(16)
     world.ask(23)
     assert not world.waiting
-    assert {str(plan["range"]) for plan in world.store.describe()[0]["plans"]} == {"None", "[20, 23]", "[16, 19]"}
+    assert {str(plan["ranges"]) for plan in world.store.describe()[0]["plans"]} == {"[]", "[(20, 23)]", "[(16, 19)]"}
 
 
 def test_models_without_ranges_are_left_alone(world: World) -> None:
@@ -214,7 +214,7 @@ def test_buckets_beside_one_are_planned_where_many_lengths_are_met(world: World)
     world.ask(48, beside=True)
     assert len(world.answers) == answered + 3
     assert job(world).stages[0][0].shape == [1, 8, 64, 8]
-    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [24, 31], [32, 47], [48, 63]]
+    assert [plan["ranges"] for plan in world.store.describe()[0]["plans"]] == [[], [(24, 31)], [(32, 47)], [(48, 63)]]
 
 
 def test_who_comes_to_the_next_range_waits_for_the_plan_that_is_being_made(world: World) -> None:
