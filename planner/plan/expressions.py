@@ -60,7 +60,7 @@ class Expressions:
         for column in self._samples.T:
             self._add(column)
 
-    def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Iterable[int], what: str) -> Follows:
+    def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int], what: str) -> Follows:
         """From which value numbers follow that change. `bases`: lengths that they are likely to be floors of; `divisors`: by which, if that
         is known. Raises NoBucket."""
         found = self.known(numbers) or self._floor(numbers, bases, divisors) or self._product(numbers) or self._sum(numbers)
@@ -132,15 +132,15 @@ class Expressions:
         self.length(vector)
         return value
 
-    def _floor(self, numbers: Ints, bases: Iterable[Ints], divisors: Iterable[int]) -> Follows | None:
+    def _floor(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int]) -> Follows | None:
         if (numbers < 0).any():
             return None
-        known = dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None)
+        likely = list(dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None))
         divided = range(2, LARGEST_DIVISOR + 1)
         for scale in dict.fromkeys((abs(_change(numbers)[1]), 1)):
             wanted = numbers // scale
-            for values, candidates in ((known, divisors), (known, divided), (range(len(self._vectors)), divided)):
-                fits = [fit for c in candidates for u in values if (fit := self._fit(wanted, u, c)) is not None]
+            for values, candidates in ((likely, divisors), (likely, divided), (range(len(self._vectors)), divided)):
+                fits = self._fits(wanted, values, candidates)
                 if not fits:
                     continue
                 if sum(fit.high - fit.low + 1 for fit in fits) > 1:
@@ -148,14 +148,17 @@ class Expressions:
                 return Follows(self._add(wanted, (FLOOR, fits[0].u, 0, fits[0].a, fits[0].low, fits[0].c)), scale)
         return None
 
-    def _fit(self, numbers: Ints, u: int, c: int) -> _Fit | None:
-        base = self._vectors[u]
-        if not np.ptp(base):
-            return None
-        a = round(c * int(np.ptp(numbers)) / int(np.ptp(base)))
-        rest = c * numbers - a * base
-        low, high = int(rest.max()), int(rest.min()) + c - 1
-        return _Fit(u, a, c, low, high) if a > 0 and low <= high else None
+    def _fits(self, numbers: Ints, values: Sequence[int], divisors: Sequence[int]) -> list[_Fit]:
+        """Floors of any of these values, divided by any of these, that fit; the smallest divisors first."""
+        changing = [u for u in values if np.ptp(self._vectors[u])]
+        if not changing or not divisors:
+            return []
+        bases, c = np.stack([self._vectors[u] for u in changing]), np.array(divisors)[:, None]
+        a = np.rint(c * np.ptp(numbers) / np.ptp(bases, axis=1)).astype(np.int64)
+        rest = c[:, :, None] * numbers - a[:, :, None] * bases
+        low, high = rest.max(axis=2), rest.min(axis=2) + c - 1
+        found = np.argwhere((a > 0) & (low <= high)).tolist()
+        return [_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k])) for i, k in found]
 
     def _product(self, numbers: Ints) -> Follows | None:
         key, divisor = _change(numbers)
