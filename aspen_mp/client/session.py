@@ -286,7 +286,7 @@ class Session:
         generation: int,
         data: int,
         offset: int,
-        priority: _channel.Urgency,
+        urgency: _channel.Urgency,
         timeout: float | None,
         on_left: Callable[[], None],
         stop: TicketWatcher | None = None,
@@ -302,9 +302,9 @@ class Session:
         try:
             if self.error is not None:
                 raise _loss(self.error, False)
-            ticket = channel.offer(plan, generation, data, offset, priority, taken, extent)
+            ticket = channel.offer(plan, generation, data, offset, urgency, taken, extent)
             if ticket < 0:
-                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken, extent), timeout)
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, urgency, taken, extent), timeout)
         except BaseException as error:
             if taken:
                 raise self.unfinished(taken[0], error, on_left) from None
@@ -413,7 +413,7 @@ class Session:
     def _publish(self, waiting: Waiting) -> bool:
         """With the lock held, in the resolver's thread. False where all slots are taken."""
         waiting.ticket = self.channel.offer(
-            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent
+            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.urgency, None, waiting.extent
         )
         if waiting.ticket < 0:
             return False

@@ -36,7 +36,7 @@ class Waiting:
     generation: int
     data: int
     offset: int
-    priority: _channel.Urgency
+    urgency: _channel.Urgency
     on_done: OnDone
     extent: int = 0
     loop: LoopResults | None = None
