@@ -1,4 +1,4 @@
-"""Extents of a request: the word that says them, and the values that follow from them (``shm/protocol/extents.h``, ``layout.h``). Light."""
+"""Extents of a request: the word that says them, and the values that follow from them (``shm/protocol/layout.h``). Light."""
 
 from __future__ import annotations
 

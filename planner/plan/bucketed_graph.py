@@ -45,7 +45,8 @@ Axes = list[tuple[int, Follows]]
 MOST_SAMPLES = 12
 """At most so many extents are looked at."""
 _CANDIDATES = 512
-_RATIO = ("RESIZE",)
+_REAL = 1 << 52
+"""Parameters from here on are the bits of a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +238,10 @@ class BucketedGraph:
                     raise NoBucket(f"where {what} finds a weight changes")
                 out += moved
             count = len(params(node))
-            if node.op in _RATIO:
-                out += self._ratios(param, values[param : param + count], dims[at], dims[made], what)
-            else:
-                out += self._rows_of("PARAM", param, values[param : param + count], bases, divisors, what)
+            own = values[param : param + count]
+            real = (np.abs(own) >= _REAL).all(axis=1)
+            out += self._rows_of("PARAM", param, np.where(real[:, None], own[:, :1], own), bases, divisors, what)
+            out += self._ratios(param, np.where(real[:, None], own, own[:, :1]), dims[at], dims[made], what)
             at, param = end, param + count
         return out
 

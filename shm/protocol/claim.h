@@ -39,6 +39,13 @@ static inline uint32_t aspen_missing(const struct aspen_station *s, uint32_t err
   return aspen_load_seq(&s->control->signals.attach_seq) == s->user.attached ? error : ASPEN_E_NOT_MAPPED;
 }
 
+/* Whether each extent in a word lies in its range. Without extents the word is 0. */
+static inline int aspen_extents_fit(uint32_t word, uint32_t n, const uint32_t *least, const uint32_t *most) {
+  for (uint32_t k = 0; k < n; k++)
+    if (aspen_extent(word, n, k) < least[k] || aspen_extent(word, n, k) > most[k]) return 0;
+  return n || !word;
+}
+
 /* Copies and checks a submitted slot. Returns the error to answer with, 0: good. */
 static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const struct aspen_client_segment *c, struct aspen_candidate *out) {
   const struct aspen_slot *slot = &c->slot[out->slot];

@@ -44,6 +44,7 @@
 #define ASPEN_RANK 8
 #define ASPEN_FANOUT 16         /* children a tile; join tiles beyond that */
 #define ASPEN_NONE 0xffffffffu
+#define ASPEN_MAX_EXTENTS 3     /* lengths in which requests of a plan may differ */
 
 struct aspen_magic {
   char magic[8];    /* "ASPENMP\0" */
@@ -149,6 +150,17 @@ enum aspen_value_kind { ASPEN_VALUE_KINDS(X) };
 #define X(n, c) ASPEN_NUMBER_##n = c,
 enum aspen_number_table { ASPEN_NUMBER_TABLES(X) };
 #undef X
+
+/* The extents of a request are in one word: one has all of it, two have 16 bits each, three have 11, 11 and 10, the first the lowest. */
+static inline uint32_t aspen_extent(uint32_t word, uint32_t n, uint32_t k) {
+  uint32_t bits = n == 2 ? 16 : 11;
+  return n < 2 ? word : word >> bits * k & ((1u << bits) - 1);
+}
+static inline uint32_t aspen_extents_word(const uint32_t *extents, uint32_t n) {
+  uint32_t word = 0;
+  for (uint32_t k = 0; k < n; k++) word |= extents[k] << (n == 2 ? 16 : 11) * k;
+  return word;
+}
 
 #define ASPEN_FIELD_1(type, name, count) type name ASPEN_ARRAY_##count;
 #define ASPEN_ARRAY_1

@@ -7,7 +7,6 @@
 #ifndef ASPEN_STATION_H
 #define ASPEN_STATION_H
 #include "atomics.h"
-#include "extents.h"
 #include "layout.h"
 #include "pool.h"
 #include "trace.h"

@@ -120,7 +120,7 @@ def test_nothing_is_made_for_a_place_that_its_region_does_not_have(made: Made, o
 
     fd = os.memfd_create("r")
     os.ftruncate(fd, 64)
-    regions = Regions({"r": Region(fd, 0, 64, writable=True)}, "")
+    regions = Regions({"r": Region(fd, 0, 64)}, "")
     parameters = {"shared_memory_region": "r", "shared_memory_offset": offset, "shared_memory_byte_size": size}
     name = "x" if kind == "FP32" else "s"
     text = json.dumps({"inputs": [{"name": name, "datatype": kind, "shape": shape, "parameters": parameters}]}).encode()
