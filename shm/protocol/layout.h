@@ -419,7 +419,7 @@ struct aspen_instance {
   uint32_t plan;       /* server */
   uint32_t arena;      /* server: segment */
   uint32_t data;       /* segment that holds the request's region … */
-  uint32_t extent;     /* of the request, one of the plan's (docs/protocol/extent.md, "Extent") */
+  uint32_t extent;     /* of the request, one of the plan's (docs/protocol/extent.md, "Extents") */
   uint64_t offset;     /* … and where in it */
   uint64_t order;      /* of the request among all (aspen_order) */
   uint32_t client;
@@ -523,7 +523,7 @@ struct aspen_slot {
   uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
   uint32_t cancel;   /* client, while FILLING: ASPEN_NONE; before it sets the slot's bit in `cancel`: the sequence number it means */
-  uint32_t extent;   /* length of the dimension that the plan leaves open; 0: it leaves none open */
+  uint32_t extent;   /* word of the lengths that the plan leaves open; 0: it leaves none open */
   uint64_t span_ns;  /* from submitted_ns to the deadline, 0: there is none */
   uint32_t runs_on;  /* 1: late or not, the result is wanted */
   uint32_t reserved0;
