@@ -1,0 +1,165 @@
+"""The rules of prose for code, and a program that names what breaks them in docstrings, comments and messages of the product:
+
+    python tests/unit/code_prose.py FOLDER…    # without a folder: all of the product
+
+A sentence has at most `MOST_WORDS` words, begins with a subject or a verb, and says "is not a" instead of "is no". A line of a comment in C
+has at most `MOST_LINE` characters. `ALLOWED` counts what breaks the rules still; `test_code_prose.py` holds each folder to its number.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prose_rules import MOST_WORDS, ROOT, Violation, sentences, words
+
+PRODUCT: Final = ("aspen_mp", "bench", "planner", "shm", "workers")
+MOST_LINE: Final = 140
+LEAST_MESSAGE: Final = 4
+"""A string of fewer words is a name or a unit, not a message."""
+ALLOWED: Final[dict[str, int]] = {
+    "aspen_mp": 1,
+    "aspen_mp/cli": 29,
+    "aspen_mp/client": 97,
+    "aspen_mp/compat": 40,
+    "aspen_mp/control": 210,
+    "aspen_mp/ray": 6,
+    "aspen_mp/serving": 93,
+    "aspen_mp/tools": 26,
+    "aspen_mp/torch": 52,
+    "aspen_mp/tracing": 12,
+    "bench": 39,
+    "bench/cli": 11,
+    "bench/coexecution": 40,
+    "bench/drawn": 2,
+    "bench/examples": 3,
+    "bench/figures": 64,
+    "bench/kernels": 4,
+    "bench/models": 23,
+    "bench/peers": 21,
+    "bench/ray": 2,
+    "bench/records": 2,
+    "bench/render": 10,
+    "bench/serve": 15,
+    "bench/torch": 6,
+    "planner": 33,
+    "planner/coschedule": 36,
+    "planner/cost": 70,
+    "planner/frontends": 130,
+    "planner/ir": 9,
+    "planner/job": 20,
+    "planner/layout": 11,
+    "planner/lower": 47,
+    "planner/ops": 55,
+    "planner/passes": 56,
+    "planner/plan": 50,
+    "planner/simulation": 23,
+    "planner/tiling": 57,
+    "shm": 28,
+    "shm/bindings": 17,
+    "shm/protocol": 130,
+    "workers": 27,
+    "workers/engine": 14,
+    "workers/fallback": 53,
+    "workers/kernels": 473,
+    "workers/plans": 5,
+}
+"""Violations of each folder. The numbers may only fall."""
+
+_DENIES: Final = re.compile(r"(?<!\bthere )\b(?:is|are|was|were) no (?!longer|more|less|better|further|sooner)", re.IGNORECASE)
+_INVERTED: Final = re.compile(
+    r"(?:Of|What|So (?:many|much|few|large|small|long|far|often|old|big|deep)"
+    r"|(?:At|By|For|From|In|Into|On|Over|Through|To|Under|With) (?:what|which|whom|whose)"
+    r"|That (?:an?|the|no|it|its|they|their|there|these|this|all|one|each|every|nothing|some\w*))\b"
+)
+_PARAGRAPH: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |[\w`]+(?: \([^)]*\))?:(?:\s|$)))")
+"""Between two paragraphs: an empty line, or the mark of an item, or a name and a colon."""
+_CODE: Final = re.compile(r"`[^`]*`|\[[^\]]*\]")
+_DOCSTRING: Final = re.compile(r'"""(.*?)"""', re.DOTALL)
+_COMMENT: Final = re.compile(r"(?:^[ \t]*#[^\n]*\n)+|  # [^\n]*", re.MULTILINE)
+_C_COMMENT: Final = re.compile(r"/\*.*?\*/|//[^\n]*(?:\n[ \t]*//[^\n]*)*", re.DOTALL)
+
+
+def broken(text: str) -> Iterator[tuple[str, str]]:
+    """The rules that the sentences of a text break, each with the sentence."""
+    for paragraph in _PARAGRAPH.split(text):
+        for sentence in sentences(" ".join(paragraph.split())):
+            count = words(_CODE.sub("code", sentence))
+            if count > MOST_WORDS:
+                yield f"a sentence of {count} words, {MOST_WORDS} at most", sentence
+            if _DENIES.search(sentence):
+                yield '"is no" before a noun', sentence
+            if _INVERTED.match(sentence):
+                yield "begins with its object", sentence
+
+
+def _strings(code: str) -> Iterator[tuple[int, str]]:
+    """Docstrings and messages; a field of an f-string is one word."""
+    inside: set[int] = set()
+    for node in ast.walk(ast.parse(code)):
+        text = ""
+        if isinstance(node, ast.JoinedStr):
+            inside.update(id(part) for part in ast.walk(node) if part is not node)
+            text = "".join(part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            text = node.value
+        if len(text.split()) >= LEAST_MESSAGE:
+            yield node.lineno, text
+
+
+def _matches(pattern: re.Pattern[str], mark: str, code: str) -> Iterator[tuple[int, str]]:
+    """What a pattern finds, without the marks at the beginning of its lines."""
+    for found in pattern.finditer(code):
+        yield code.count("\n", 0, found.start()) + 1, re.sub(rf"^[ \t]*{mark}", "", found[found.lastindex or 0], flags=re.MULTILINE)
+
+
+def violations(name: str, code: str) -> list[Violation]:
+    """What breaks the rules in a file; `name`: its path in the repository."""
+    lines = []
+    if name.endswith((".c", ".h")):
+        texts = [*_matches(_C_COMMENT, r"(?:/\*+|\*+/?|//+)", code)]
+        for at, text in texts:
+            count = text.count("\n") + 1
+            lines += [at + i for i, line in enumerate(code.splitlines()[at - 1 : at - 1 + count]) if len(line) > MOST_LINE]
+    elif name.endswith((".pyx", ".pxd")):
+        texts = [*_matches(_DOCSTRING, "", code), *_matches(_COMMENT, "[# ]*", code)]
+    else:
+        texts = [*_strings(code), *_matches(_COMMENT, "[# ]*", code)]
+    found = [Violation(line, rule, sentence) for line, text in texts for rule, sentence in broken(text)]
+    return sorted(found + [Violation(line, f"more than {MOST_LINE} characters", "") for line in sorted(set(lines))])
+
+
+def files(folders: Sequence[str] = PRODUCT) -> Iterator[str]:
+    """Python, Cython and C below these folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"}:
+                yield path.relative_to(ROOT).as_posix()
+
+
+def folder_of(name: str) -> str:
+    """The room of a file, such as `planner/ops`."""
+    return "/".join(name.split("/")[:-1][:2])
+
+
+def count() -> Counter[str]:
+    """Violations of each folder."""
+    found: Counter[str] = Counter()
+    for name in files():
+        found[folder_of(name)] += len(violations(name, (ROOT / name).read_text(encoding="utf-8")))
+    return found
+
+
+def main(folders: Sequence[str]) -> None:
+    """Print what breaks the rules below these folders."""
+    for name in files(folders or PRODUCT):
+        for line, rule, text in violations(name, (ROOT / name).read_text(encoding="utf-8")):
+            print(f"{name}:{line}: {rule}\n    {text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
