@@ -114,7 +114,8 @@ struct cs_search {
   uint32_t *bucket, n_buckets;
   uint8_t *kind;                 /* [sets]: equal where going anywhere else costs moves alike */
   double *after;                 /* [rows + jobs][sets]: least time from the end of the group before, on a set, to the end of the job */
-  double *load;                  /* [duals][rows + jobs][sets]: least price from the end of the group before, on a set, to the end of the job */
+  /* [duals][rows + jobs][sets]: least price from the end of the group before, on a set, to the end of the job */
+  double *load;
   struct cs_dual dual[CS_DUALS];
   uint64_t expanded;
   uint32_t n_steps;              /* of the best schedule, as it was found */
@@ -258,7 +259,8 @@ static inline void cs_price_job(const struct cs_search *s, const struct cs_dual 
   }
 }
 
-/* What the cheapest way from `first` on takes: core time of each domain, by its cores, and the time of the job. Ties go to the first set. */
+/* What the cheapest way from `first` on takes: core time of each domain, by its cores, and the time of the job. Ties go to the first
+ * set. */
 static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t first, const double *cost,
                             double *spent) {
   const struct cs_problem *p = s->p;
@@ -771,7 +773,8 @@ static inline uint32_t cs_next(struct cs_search *s) {
   }
 }
 
-/* Searches until there is a better schedule (CS_FOUND), the search settles (CS_SETTLED), the clock says `deadline`, or nothing is left to search. */
+/* Searches until there is a better schedule (CS_FOUND), the search settles (CS_SETTLED), the clock says `deadline`, or nothing is left to
+ * search. */
 static inline int cs_run(struct cs_search *s, double deadline) {
   uint32_t stride = 0;
   s->found = 0;

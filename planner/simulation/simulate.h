@@ -1,12 +1,12 @@
 /* What the workers of a machine would do with a tile graph: the scheduling engine (workers/engine, shm/protocol/pool.h,
  * shm/protocol/claim.h) as events in time.
  *
- * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank, push
- * the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one of
- * another row, nearest first, but a tile of an older request before all of these. Only time is made up: a tile takes `ns` alone on a core of speed 1, scheduling takes what `sim_engine`
- * says, and tiles that run at the same time share the memory's bandwidth: each gets what it wants, up to a fair share of what there is. What
- * a tile reads that another core has written, and its own core has not fetched before, takes it longer (`far`). One that finds in scratch
- * what it would have to make there takes less time (`made`).
+ * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank,
+ * push the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one
+ * of another row, nearest first, but a tile of an older request before all of these. Only time is made up: a tile takes `ns` alone on a
+ * core of speed 1, scheduling takes what `sim_engine` says, and tiles that run at the same time share the memory's bandwidth: each gets
+ * what it wants, up to a fair share of what there is. What a tile reads that another core has written, and its own core has not fetched
+ * before, takes it longer (`far`). One that finds in scratch what it would have to make there takes less time (`made`).
  *
  * Deterministic: what happens at the same time happens in the order of cores. No state outlives a run.
  */
@@ -83,7 +83,8 @@ struct sim_core {
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
-  double patience;  /* how long it leaves tiles to them: as long as ASPEN_PATIENCE take it on average. A DSE counts those of its last millisecond */
+  /* how long it leaves tiles to them: as long as ASPEN_PATIENCE take it on average. A DSE counts those of its last millisecond */
+  double patience;
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
   uint32_t made, made_request; /* what its last tile left in scratch, 0: nothing, and for which request */
   uint32_t share;   /* where its queue share begins, of ASPEN_SHARES (aspen_dse_share). A DSE knows it after its first millisecond */
@@ -290,8 +291,8 @@ static inline void sim_look(struct sim *s, uint32_t c, double from) {
 /* Does a slow core leave what is ready to faster ones (aspen_dse_leaves)? */
 static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 - ASPEN_UNDERWAY + s->core[c].leaves; }
 
-/* Idle slow cores begin to leave what is ready, as long as they are awake, or have nothing to leave any more. One that leaves tiles does not go
- * to sleep, and takes one when its patience is at an end. */
+/* Idle slow cores begin to leave what is ready, as long as they are awake, or have nothing to leave any more. One that leaves tiles does
+ * not go to sleep, and takes one when its patience is at an end. */
 static inline void sim_leave(struct sim *s) {
   for (uint32_t c = 0; c < s->m->cores; c++) {
     struct sim_core *k = &s->core[c];
@@ -303,7 +304,8 @@ static inline void sim_leave(struct sim *s) {
   }
 }
 
-/* The idle core to look next: spinning ones before sleeping ones, near ones first. `for_tiles`: for what is ready, not for a new request. */
+/* The idle core to look next: spinning ones before sleeping ones, near ones first. `for_tiles`: for what is ready, not for a new
+ * request. */
 static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double from, int for_tiles) {
   const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
   uint32_t asleep = SIM_NONE;
@@ -506,7 +508,8 @@ static inline uint32_t sim_older(const struct sim *s, uint32_t c, uint32_t reque
   return found;
 }
 
-/* The tile to run next (aspen_dse_best); what it takes to get it is added to `cost`. SIM_NONE: there is none, or the core leaves it to others (`leaves`). */
+/* The tile to run next (aspen_dse_best); what it takes to get it is added to `cost`. SIM_NONE: there is none, or the core leaves it to
+ * others (`leaves`). */
 static inline uint32_t sim_take(struct sim *s, uint32_t c, double *cost, int *leaves) {
   const struct sim_engine *e = &s->m->engine;
   struct sim_core *k = &s->core[c];

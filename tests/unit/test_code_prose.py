@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages keep the rules of prose (`code_prose.py`) but for a number a folder; each rule is broken once on purpose."""
+"""Docstrings, comments and messages keep the rules of `code_prose.py` but for a number a folder; each rule is broken once on purpose."""
 
 from __future__ import annotations
 

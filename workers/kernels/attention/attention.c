@@ -1,9 +1,9 @@
 /* ATTENTION: out[…, M, Dv] = softmax(scale Q[…, M, D] K[…, N, D]^T, masked) V[…, N, Dv], scores never leaving the cache.
  *
- * Keys come in blocks of KEYS from key 0 on. A block of K, and of V where enough rows share it, is packed into panels once a tile; then every
- * group of rows multiplies with it, exponentiates about the running maximum and adds to its running sums (Milakov and Gimelshein, arXiv:1805.02867):
- * up to KEYS keys that is the plain softmax, beyond them sums are scaled when the maximum grows. Leading axes that neither K nor V depend on
- * (groups of heads that share keys) count as rows.
+ * Keys come in blocks of KEYS from key 0 on. A block of K, and of V where enough rows share it, is packed into panels once a tile; then
+ * every group of rows multiplies with it, exponentiates about the running maximum and adds to its running sums (Milakov and Gimelshein,
+ * arXiv:1805.02867): up to KEYS keys that is the plain softmax, beyond them sums are scaled when the maximum grows. Leading axes that
+ * neither K nor V depend on (groups of heads that share keys) count as rows.
  *
  * A row's result depends on its index alone: blocks of keys start at fixed keys, and the keys that causal masking skips end where those of
  * its group do, which is MM_ROWS rows from a multiple of MM_ROWS on, whatever part of it the tile has.

@@ -1,11 +1,12 @@
 /* BCONV: convolutions in one group, over two axes, of images and weights rounded to bf16 and summed in f32.
  *
- * What a block of pixels reads is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros: then each tap of a
- * window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A tile that has the
- * pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of the input) is computed on
- * the way into the copy.
+ * What a block of pixels reads is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros: then each tap
+ * of a window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A tile
+ * that has the pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of the
+ * input) is computed on the way into the copy.
  *
- * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the micro-kernel.
+ * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the
+ * micro-kernel.
  */
 #include "gemm/bf16.h"
 #include "conv/window.h"

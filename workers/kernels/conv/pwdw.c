@@ -1,10 +1,10 @@
 /* PWDW: a 1x1 convolution and the depthwise convolution that alone reads its result, in one pass. The wide tensor between the two is never
  * written: of a panel of its channels, a ring of rows stays in the cache, filled a few rows ahead of the windows that slide over it.
  *
- * Loops: image, strip of columns (so narrow that the ring stays in L2), group of panels, rows of output in steps, panel of channels; within a
- * step first the rows of the ring that are new, then the windows. Rows and columns beyond the image are zeros in the ring. A group is one panel
- * where the input stays in L2 until the next one reads it; of larger images as many as rings and weights stay there, so that the input is
- * read once for all of them.
+ * Loops: image, strip of columns (so narrow that the ring stays in L2), group of panels, rows of output in steps, panel of channels; within
+ * a step first the rows of the ring that are new, then the windows. Rows and columns beyond the image are zeros in the ring. A group is one
+ * panel where the input stays in L2 until the next one reads it; of larger images as many as rings and weights stay there, so that the
+ * input is read once for all of them.
  */
 #include "conv/depthwise.h"
 #include "gemm/mm.h"
@@ -111,7 +111,8 @@ size_t aspen_scratch_pwdw(const aspen_call *c) {
 }
 #endif
 
-/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the rings become zeros; nothing else of them is read before it is written. */
+/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the rings become zeros; nothing else of them is read before it is
+ * written. */
 static void open_strip(const pwdw *v, strip *s, int64_t group, int64_t oh_lo, int64_t oh_hi, int64_t ow_lo, int64_t ow_hi) {
   s->oh_lo = oh_lo, s->oh_hi = oh_hi, s->ow_lo = ow_lo, s->ow_hi = ow_hi;
   s->top = window_start(&v->rows, oh_lo), s->left = window_start(&v->columns, ow_lo);
@@ -205,8 +206,8 @@ static void expand_rows(const pwdw *v, const strip *s, const mm_job *job, const 
   }
 }
 
-/* The same for pixels whose channels lie apart, and for images of awkward widths: by the micro-kernels of mm.h, which take pixels of several
- * rows together. */
+/* The same for pixels whose channels lie apart, and for images of awkward widths: by the micro-kernels of mm.h, which take pixels of
+ * several rows together. */
 static void expand_pixels(const pwdw *v, const strip *s, const mm_job *job, const wide *w, int64_t from, int64_t to) {
   const int64_t width = s->in_hi - s->in_lo, pixels = (to - from) * width, x_column = v->x->strides[3];
   /* Whole rows lie one behind the other. */

@@ -1,8 +1,8 @@
 /* QCONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
- * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every tap of
- * a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned and whole
- * already, and has a window of one pixel, is read in place.
+ * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every
+ * tap of a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned
+ * and whole already, and has a window of one pixel, is read in place.
  *
  * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (dots.h).
  */
@@ -50,8 +50,8 @@ static void copy_few(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n
   for (int64_t k = 0; k < DOTS_GROUP; k++) to[k] = k < channels ? from[k] ^ flip : zero;
 }
 
-/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and channels
- * that there are not, are `zero`. */
+/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and
+ * channels that there are not, are `zero`. */
 static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, int64_t top, int64_t height, int64_t left, int64_t width, int64_t pixel,
                        uint8_t flip, uint8_t zero) {
   const int64_t channels = x->dims[1], stride = x->strides[3];
@@ -148,7 +148,8 @@ int FN(qconv)(const aspen_call *c) {
   const int64_t lines = one_line ? 1 : height, length = one_line ? height * width : width;
 
   const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
-  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0; /* of the next panel, which each block brings nearer */
+  /* of the next panel, which each block brings nearer */
+  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0;
   for (int64_t image = c->lo[0]; image < c->hi[0]; image++) {
     const uint8_t *from = (const uint8_t *)x->ptr + image * x->strides[0];
     p.base = in_place ? from + top * x->strides[2] + left * x->strides[3] : copy;

@@ -1,16 +1,18 @@
 /* STACK: layers that do not mix channels, depth-first (BrainSlug: Weber et al., 2018, sections 3 and 4).
  *
- * A program of steps, each a call of POOL, DWCONV, UNARY, BINARY or TERNARY, runs for a few channels of an image at a time. Rows roll through it: a
- * step makes rows as soon as those that its window sees are there, and what it makes stays in scratch only until the steps behind it have seen it.
- * So nothing is computed twice within a tile, and what is alive is a few rows of a few channels of each step, which fit a core's own cache, whatever
- * the height of the image. (The paper cuts patches instead, whose margins are computed again.)
+ * A program of steps, each a call of POOL, DWCONV, UNARY, BINARY or TERNARY, runs for a few channels of an image at a time. Rows roll
+ * through it: a step makes rows as soon as those that its window sees are there, and what it makes stays in scratch only until the steps
+ * behind it have seen it. So nothing is computed twice within a tile, and what is alive is a few rows of a few channels of each step, which
+ * fit a core's own cache, whatever the height of the image. (The paper cuts patches instead, whose margins are computed again.)
  *
- * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image: pointers are
- * moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do not lie side by side is
- * read, and an output of that kind written, by way of a COPY, a step like the others. Where all images have the pixels of a row side by side and all
- * steps are as good at that (POOL, see pool/planes.h, kernels of elements), buffers have them, too, and nothing is copied.
+ * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image:
+ * pointers are moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do
+ * not lie side by side is read, and an output of that kind written, by way of a COPY, a step like the others. Where all images have the
+ * pixels of a row side by side and all steps are as good at that (POOL, see pool/planes.h, kernels of elements), buffers have them, too,
+ * and nothing is copied.
  *
- * An output takes what a step makes: from its buffer, by way of a COPY, or in the place of its buffer where the tile has all rows of the image.
+ * An output takes what a step makes: from its buffer, by way of a COPY, or in the place of its buffer where the tile has all rows of the
+ * image.
  */
 #include "kernel.h"
 #include "numbers.h"
@@ -28,7 +30,8 @@ enum {
   OUTPUTS = ASPEN_STACK_OUTPUTS,
   COPIES = IMAGES + OUTPUTS, /* steps besides those of the program */
   BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
-  PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10, /* the same along rows: a part of this for each step, within bounds */
+  /* the same along rows: a part of this for each step, within bounds */
+  PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10,
   TOGETHER = 2,          /* rows of windows that POOL likes to make together */
   STEPS_A_COPY = 3,      /* so many steps are as fast along rows as along channels and a copy … */
   NARROW = 64,           /* … and of rows with fewer pixels than this, one */
@@ -145,8 +148,8 @@ static int runs_along_rows(const int64_t *p) {
   return q[0] == 0 && q[1] == q[2] && (q[1] == 3 || q[1] == 5) && q[3] == 1 && q[4] == 1 && q[5] == 1 && q[6] == 1 && q[8] == q[2] / 2;
 }
 
-/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Images are worth copying
- * if there are many more steps than copies. */
+/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Images are worth
+ * copying if there are many more steps than copies. */
 static void choose_layout(stack *s, const int64_t *p, int64_t n) {
   int64_t pixels = 1, copies = s->n_outputs;
   for (int i = 0; i < (int)s->call->n_inputs; i++) copies += input(s, i)->rank == 4 && input(s, i)->dims[3] > 1;
@@ -423,8 +426,8 @@ static int64_t goes_to(stack *s, int k) {
   return to;
 }
 
-/* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block: no prefetcher of a processor sees so few
- * channels of a pixel coming. */
+/* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block: no prefetcher of a processor sees
+ * so few channels of a pixel coming. */
 INLINE void fetch(const aspen_arg *a, int64_t image, int64_t channel, int64_t lo, int64_t hi, const int write) {
   if (a->rank != 4 || a->dims[3] < 2 || a->strides[1] != 1 || a->strides[3] < 2 * CHANNELS) return;
   const int64_t column = a->strides[3] * (int64_t)sizeof(float);

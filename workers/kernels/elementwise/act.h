@@ -15,7 +15,8 @@ INLINE vf act_relu(vf x) { return vmax(vzero(), x); }
 INLINE vf act_clip(vf x, vf a, vf b) { return vmin(b, vmax(a, x)); }
 INLINE vf act_leaky_relu(vf x, vf a) { return vsel(vlt(x, vzero()), a * x, x); }
 INLINE vf act_hard_sigmoid(vf x, vf a, vf b) { return vmax(vzero(), vmin(vset1(1), a * x + b)); }
-INLINE vf act_fake_quantize(vf x, vf a, vf b) { return a * vmin(b + vset1(255), vmax(vround(x / a), b)); } /* NaN becomes the lowest level, as in QUANTIZE */
+/* NaN becomes the lowest level, as in QUANTIZE */
+INLINE vf act_fake_quantize(vf x, vf a, vf b) { return a * vmin(b + vset1(255), vmax(vround(x / a), b)); }
 INLINE vf act_hard_swish(vf x) { return x * vmax(vzero(), vmin(vset1(1), x * vset1(1.0f / 6) + vset1(0.5f))); }
 
 #endif

@@ -11,7 +11,8 @@ typedef struct {
 
 static inline int elt_is_half(uint8_t dtype) { return dtype == ASPEN_DT_F16 || dtype == ASPEN_DT_BF16; }
 
-/* Argument k of the block as a contiguous array of the computing type: itself, or a copy in buf, which is the caller's for this argument. */
+/* Argument k of the block as a contiguous array of the computing type: itself, or a copy in buf, which is the caller's for this
+ * argument. */
 static inline const void *elt_load(uint8_t dtype, const nd_walk *w, int k, elt_buffer *buf) {
   if (!elt_is_half(dtype)) return nd_stage(w, k, nd_size(dtype), buf->bytes);
   if (nd_walk_repeats(w, k)) return buf->bytes;

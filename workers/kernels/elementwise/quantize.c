@@ -1,8 +1,9 @@
 /* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back; MINMAX, QPARAMS: what scale and zero point fit a tensor.
  *
  * Each is one pass over memory with the operations of the chain of kernels that it stands for, in the same order: division (or product),
- * rounding to even, sum, limits, conversion. A value that is no number becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
- * through whole; all else is staged in blocks (walk.h). Conversions are plain loops, which have the same bits in vectors and one by one.
+ * rounding to even, sum, limits, conversion. A value that is no number becomes the lowest level, as in onnxruntime. Rows whose elements lie
+ * side by side go through whole; all else is staged in blocks (walk.h). Conversions are plain loops, which have the same bits in vectors
+ * and one by one.
  */
 #include "vector/walk.h"
 #include "vector/vec.h"

@@ -120,7 +120,8 @@ static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, mult
 
 void FN(pairs_block)(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last) {
   const int r = rows->rows - 1;
-  multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r]; /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
+  /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
+  multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r];
   for (int64_t v = 0; v < ASPEN_NR; v += WIDTH)
     if (column + v + WIDTH > first && column + v < last) f(job, rows, a, panel + v, column + v, first, last);
 }

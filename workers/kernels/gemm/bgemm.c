@@ -1,7 +1,8 @@
 /* BGEMM: products of matrices that are rounded to bf16, summed in f32.
  *
- * A block of rows is rounded into scratch memory in pairs of terms, evenly; where a tile has the rows of the one before, and other columns, it finds
- * them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the micro-kernel (pairs.h).
+ * A block of rows is rounded into scratch memory in pairs of terms, evenly; where a tile has the rows of the one before, and other columns,
+ * it finds them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the
+ * micro-kernel (pairs.h).
  */
 #include "gemm/bf16.h"
 

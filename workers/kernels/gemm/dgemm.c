@@ -1,8 +1,9 @@
-/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64; or with distances of the rows of A from the columns of B in place of products.
+/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64; or with distances of the rows of A from the columns of B in place of
+ * products.
  *
- * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few rows read
- * whole vectors of its columns in place; for more rows, and where columns do not lie side by side, a panel of columns is copied to scratch
- * memory first, zeros behind the last. A is read in place, whatever its strides.
+ * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few
+ * rows read whole vectors of its columns in place; for more rows, and where columns do not lie side by side, a panel of columns is copied
+ * to scratch memory first, zeros behind the last. A is read in place, whatever its strides.
  */
 #include "elementwise/elementwise.h"
 #include "vector/nd.h"

@@ -7,8 +7,8 @@
  *
  * A few columns of many rows: narrow.h.
  *
- * QNBITGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
- * for more, panel by panel in scratch.
+ * QNBITGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come
+ * from memory; for more, panel by panel in scratch.
  */
 #include "gemm/narrow.h"
 #include "gemm/low_bit.h"
@@ -58,8 +58,8 @@ static void merge_axes(row_walk *w) {
   w->axes = kept;
 }
 
-/* The pointers of the next `block->rows` rows. Most often all rows of a tile are equally far apart: then nothing is counted, because a block
- * of few terms would wait for it. */
+/* The pointers of the next `block->rows` rows. Most often all rows of a tile are equally far apart: then nothing is counted, because a
+ * block of few terms would wait for it. */
 INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int64_t first, const float **a, mm_rows *block) {
   if (walk->axes <= 1) {
     int64_t step[ROW_OPERANDS], at[ROW_OPERANDS];

@@ -86,8 +86,8 @@ INLINE void group(const int R, const int with, const uint8_t *const *base, int64
   }
 }
 
-/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: so many groups of terms have sums of their own, where rows are too few to keep
- * the multipliers busy. */
+/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: so many groups of terms have sums of their own, where rows are too few to
+ * keep the multipliers busy. */
 INLINE void multiply(const int R, const int S, const int with, const dots_job *job, const dots_rows *rows, const int8_t *b, int32_t *sums) {
   vi sum[SUMS];
 #pragma GCC unroll 64
@@ -172,8 +172,9 @@ typedef struct divisor {
 } divisor;
 INLINE divisor divisor_of(float step, float reciprocal) { return (divisor){vset1(step), vset1(reciprocal), vset1(step) * vset1(FAR_LEVEL)}; }
 
-/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the
- * product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no number. */
+/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make
+ * the product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no
+ * number. */
 INLINE vf quotient(const divisor *by, const int divide, vf x) {
   if (divide) return x / by->step;
   x = vmin(by->most, vmax(-by->most, x));
@@ -202,8 +203,8 @@ INLINE void store_levels(uint8_t *to, vi level) {
 
 enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
 
-/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is the same
- * for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is
+ * the same for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
 INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
                      const int divide, const int levelled, const int joins) {
   const epilogue *e = &job->finish.epilogue;

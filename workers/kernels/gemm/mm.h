@@ -1,9 +1,9 @@
 /* Blocks of a matrix product: the inner loops that GEMM and CONV share.
  *
- * A block is up to MM_ROWS rows of A, each with its own pointer, or MM_EVEN_ROWS that lie evenly, times columns of B; B comes in panels of ASPEN_NR columns,
- * b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B runs on through all
- * taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies, so that a
- * caller may cut rows and columns as it likes without changing a bit.
+ * A block is up to MM_ROWS rows of A, each with its own pointer, or MM_EVEN_ROWS that lie evenly, times columns of B; B comes in panels of
+ * ASPEN_NR columns, b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B
+ * runs on through all taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies, so
+ * that a caller may cut rows and columns as it likes without changing a bit.
  */
 #ifndef ASPEN_MM_H
 #define ASPEN_MM_H
@@ -48,7 +48,8 @@ typedef struct mm_rows {
   const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
   int64_t next_step;
   uint8_t stream;    /* instead: nothing but this block is multiplied with B, packed; it is brought nearer ahead of the reading */
-  /* A panel in parts, for up to MM_ROWS rows: the sums [rows][ASPEN_NR] of the terms before these, or NULL, and where they go if others follow, or NULL. */
+  /* A panel in parts, for up to MM_ROWS rows: the sums [rows][ASPEN_NR] of the terms before these, or NULL, and where they go if others
+   * follow, or NULL. */
   const float *from;
   float *to;
 } mm_rows;
@@ -74,13 +75,13 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
 void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last);
 
 struct nbits;
-/* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The scratch
- * memory of products of so many terms; halves: of such weights. */
+/* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The
+ * scratch memory of products of so many terms; halves: of such weights. */
 int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
 size_t aspen_scratch_seven(int64_t terms, int halves);
 
-/* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart, their outputs `to_step` and what
- * is added to them `residual_step` apart. In elements, channels contiguous. */
+/* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart, their outputs `to_step`
+ * and what is added to them `residual_step` apart. In elements, channels contiguous. */
 #define MM_FEW_TERMS 128
 #define MM_FEWEST_PIXELS 4
 typedef struct mm_pixels {
@@ -88,8 +89,8 @@ typedef struct mm_pixels {
   int64_t taps, tap_step, depth, x_step, to_step, residual_step;
 } mm_pixels;
 
-/* Columns [lo, hi) of n >= MM_FEWEST_PIXELS neighbouring pixels, lo at the beginning of a panel. panels: panel 0, of rows that are used; bias,
- * residual (or NULL) and to: column 0. Sums are those of mm_block. */
+/* Columns [lo, hi) of n >= MM_FEWEST_PIXELS neighbouring pixels, lo at the beginning of a panel. panels: panel 0, of rows that are used;
+ * bias, residual (or NULL) and to: column 0. Sums are those of mm_block. */
 void FN(mm_row_of_pixels)(const mm_pixels *w, const float *x, int64_t n, const float *panels, int64_t panel_step, const float *bias,
                           const float *residual, float *to, int64_t lo, int64_t hi);
 

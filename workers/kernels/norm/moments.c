@@ -4,7 +4,8 @@
  * normalises. Which pixels are a block is a matter of the shape alone, so no value depends on tiles.
  *
  * A part of a block that fits a near cache is read twice: for its mean in f32, then for the sums of deviations from it and of their
- * squares. The former sum, zero but for rounding, corrects both results, so a mean far from zero costs nothing. Parts are put together in f64.
+ * squares. The former sum, zero but for rounding, corrects both results, so a mean far from zero costs nothing. Parts are put together in
+ * f64.
  */
 #include <math.h>
 

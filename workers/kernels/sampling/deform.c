@@ -1,5 +1,5 @@
-/* DEFORM: what a deformable convolution reads, laid out so that a convolution of single pixels does the rest: for each pixel of its output, tap
- * by tap, the channels of the input at a place between pixels that the tap's offset says, times the tap's mask.
+/* DEFORM: what a deformable convolution reads, laid out so that a convolution of single pixels does the rest: for each pixel of its output,
+ * tap by tap, the channels of the input at a place between pixels that the tap's offset says, times the tap's mask.
  */
 #include <math.h>
 

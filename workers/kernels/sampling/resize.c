@@ -53,7 +53,8 @@ static double input_coordinate(const resize_params *r, const axis_state *a, doub
   return (x + 0.5) / a->scale - 0.5;
 }
 
-/* The same in single precision, where one rounding more or less decides which element is the nearest: so compute onnxruntime and PyTorch. */
+/* The same in single precision, where one rounding more or less decides which element is the nearest: so compute onnxruntime and
+ * PyTorch. */
 static double nearest_coordinate(const resize_params *r, const axis_state *a, float x) {
   const float scale = (float)a->scale, in = (float)a->in, width = scale * in;
   switch (r->coordinate) {
@@ -247,7 +248,8 @@ static int64_t span(const tap_set *sets, int64_t n, int64_t *first) {
   return last - least + 1;
 }
 
-/* n pixels of m channels, which lie next to each other in both: `o` is the first one's, `p` where channel 0 of the input's row of pixels is.
+/* n pixels of m channels, which lie next to each other in both: `o` is the first one's, `p` where channel 0 of the input's row of pixels
+ * is.
  * sets: the taps of the pixels. */
 static void resize_pixels(const axis_state *axes, int outer, const tap_set *sets, char *o, const char *p, int64_t n, int64_t m) {
   const axis_state *middle = &axes[outer - 1];

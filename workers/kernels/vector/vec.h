@@ -218,8 +218,9 @@ INLINE vf vsqrt(vf a) { return (vf){__builtin_sqrtf(a[0]), __builtin_sqrtf(a[1])
 INLINE vi vtoi(vf a) { return __builtin_convertvector(a, vi); }
 INLINE vf vfromi(vi a) { return __builtin_convertvector(a, vf); }
 #endif
-/* sum = vfma(a, b, sum) in a micro-kernel. Where sums fill the registers the instruction is spelled out: left to choose among its forms, the
- * compiler lets the sums wander from register to register, with moves and spills between, which costs a tenth of a Zen 4's multipliers. */
+/* sum = vfma(a, b, sum) in a micro-kernel. Where sums fill the registers the instruction is spelled out: left to choose among its forms,
+ * the compiler lets the sums wander from register to register, with moves and spills between, which costs a tenth of a Zen 4's
+ * multipliers. */
 #if VL == 8
 #define VFMA_IN(sum, a, b) __asm__("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(a), "x"(b))
 #else

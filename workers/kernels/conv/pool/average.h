@@ -290,8 +290,8 @@ static void average_strip_part(const average_rows *r, const average_line *l, con
 
 /* ---- a tile ---- */
 
-/* Is it worth to share sums? By the loads and stores of a window, all numbers twice as large. Windows of common sizes have loops of their own,
- * others take as long as some more loads. */
+/* Is it worth to share sums? By the loads and stores of a window, all numbers twice as large. Windows of common sizes have loops of their
+ * own, others take as long as some more loads. */
 static int average_shares(const pool *p) {
   const window *r = &p->rows, *w = &p->columns;
   if (!p->average || p->out->dims[2] * p->out->dims[3] < 2) return 0;
