@@ -1,4 +1,4 @@
-/* What hints say to this DSE in one turn, and what it says of itself (docs/protocol/hints.md, "Heed").
+/* A DSE's advice: what hints tell it in one turn, and what it tells of itself (docs/protocol/hints.md, "Heed").
  *
  * It says whether it holds a token, and which request it works for. Hints are a preference. Any of their words may be stale or wrong, and
  * every request ends all the same.

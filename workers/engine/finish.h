@@ -1,4 +1,4 @@
-/* What happens after a tile was executed: it is marked, its children are counted down, and the tile to follow is chosen
+/* Steps after a tile was executed: it is marked, its children are counted down, and the tile to follow is chosen
  * (docs/protocol/complete.md).
  *
  * The order is that of I1 and I2. The output is written first. Then the flag is stored with release, and the children are counted down with

@@ -82,7 +82,7 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
       if (d->looking) aspen_dse_found(d);
       r = aspen_dse_execute(d, item);
       if (r == ASPEN_BUSY) return aspen_dse_exit(d, ASPEN_REASON_OPAQUE);
-    } else if (r == ASPEN_EMPTY && !d->s.drained) { /* What has drained is said first: nobody wakes this DSE for it. */
+    } else if (r == ASPEN_EMPTY && !d->s.drained) { /* Drained requests are announced first: nobody wakes this DSE for them. */
       aspen_dse_rest(d);
     }
   }

@@ -52,8 +52,8 @@ struct aspen_dse {
   uint32_t gap;         /* enum aspen_gap. */
   uint64_t gap_since;   /* Ticks: when the gap became ASPEN_GAP_HOLDS. */
   uint64_t shared_at;   /* Ticks: time up to here is divided between classes. 0: requests of one class run. */
-  int64_t owed_ns;      /* What classes below the highest are owed: ASPEN_LENT times the time that their tiles may take. */
-  int32_t owed_per_ns;  /* What each nanosecond adds: 1; -ASPEN_LENT in a lent tile; 0 in another tile of a lower class. */
+  int64_t owed_ns;      /* Debt to classes below the highest: ASPEN_LENT times the time that their tiles may take. */
+  int32_t owed_per_ns;  /* Added to it each nanosecond: 1; -ASPEN_LENT in a lent tile; 0 in another tile of a lower class. */
   uint32_t lent_lowest; /* Whether the lowest of two lower classes had the last turn. */
 
   uint32_t n_victims, roster; /* Entries of `victim`, and signals.roster when they were sorted. */
@@ -64,7 +64,7 @@ struct aspen_dse {
   uint64_t lap;          /* Ticks: all time up to here is accounted for. */
 
   /* Pace (pace.h). */
-  double expected_ns;   /* What plans expected of the kernels since `paced`. */
+  double expected_ns;   /* Nanoseconds that plans expected of the kernels since `paced`. */
   uint64_t paced;       /* The worker's kernel_ticks at the last look at its pace, plus those of tiles of which plans expect nothing. */
   uint64_t paced_tiles; /* The same, counted in tiles. */
   double leaves;        /* Ready tiles that faster cores will be done with before this core has done one. 0: this core is not slow. */

@@ -9,7 +9,8 @@
 #define BLOCK_BYTES (256 << 10)
 
 enum { SUM, AVERAGE, LEAST, GREATEST };
-/* What of a node's flags counts: none is there; none but MISSING is, and no number of these rows is missing; all. */
+/* The flags of a node that count. PLAIN: there are none. MASKED: only MISSING is there, and no number of these rows is missing. EXACT:
+ * all. */
 enum { PLAIN, MASKED, EXACT };
 enum { EQUAL_BIT = ASPEN_EQUAL_BIT, MISSING_BIT = ASPEN_MISSING_BIT, FEATURE = (1 << EQUAL_BIT) - 1 };
 

@@ -1,9 +1,9 @@
 /* BCONV: convolutions in one group, over two axes, of images and weights rounded to bf16 and summed in f32.
  *
- * What a block of pixels reads is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros: then each tap
- * of a window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A tile
- * that has the pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of the
- * input) is computed on the way into the copy.
+ * The input of a block of pixels is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros. Then each
+ * tap of a window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A
+ * tile that has the pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of
+ * the input) is computed on the way into the copy.
  *
  * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the
  * micro-kernel.
@@ -13,7 +13,7 @@
 
 #define COPY_BYTES (256 << 10) /* of a block, about */
 
-/* Of which pixels of output, of which image, the input is in scratch. */
+/* The block whose input is in scratch: its image and its pixels of output. */
 typedef struct made {
   const char *image;
   int64_t lo[2], hi[2];
@@ -131,7 +131,7 @@ static void copy_run(const bconv *v, const pairs_job *job, uint32_t *to, const f
   memset(to + hi * v->pixel, 0, (size_t)((n - hi) * v->pixel) * sizeof *to);
 }
 
-/* What pixels [oh, oh + rows) x [ow, ow + columns) of output read. */
+/* Copies the input of pixels [oh, oh + rows) x [ow, ow + columns) of output. */
 static void copy_block(const bconv *v, const pairs_job *job, uint32_t *to, const char *image, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->axes[0], rows), horizontal = copy_axis(&v->axes[1], columns);
   const window *down = &v->axes[0], *across = &v->axes[1];

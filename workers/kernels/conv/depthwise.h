@@ -31,7 +31,7 @@ INLINE int depthwise_common(const window *rows, const window *columns) {
 }
 
 /* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation.
- * line[i] points at the first tap of the first pixel in input row i of (R - 1) * SH + KH; `column` elements lie between input columns,
+ * line[i] points at the first tap of the first pixel in input row i of (R - 1) * SH + KH. `column` elements lie between input columns,
  * `tap` between taps of w. `edge`: of the columns from there on only [lo, hi) count, and of the rows those that are not NULL. An input
  * vector is loaded once for all the sums it belongs to. */
 INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, const int edge, vf *sum,

@@ -1,10 +1,10 @@
 /* DWCONV: depthwise convolution over two or three axes, each channel of output by its own kernel, each of input for one or several of them.
  *
- * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours are summed together, so that
- * an input vector is loaded once for all of them (depthwise.h), and others go one by one or a few at a time. Elsewhere a strip of output is
- * made for a few channels after the other: the rows of input that its windows see lie in scratch meanwhile, and neighbours are summed
- * together by runs of taps of a kernel row (`strips`). An output is summed over its taps in ascending order from zero, taps outside the
- * image are skipped: a rule of the output pixel alone.
+ * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours share each load of an input
+ * vector (depthwise.h). Other rows go one by one or a few at a time. Elsewhere a strip of output is made for a few channels after the
+ * other. The rows of input that its windows see lie in scratch meanwhile. Neighbours are summed together by runs of taps of a kernel row
+ * (`strips`). An output is summed over its taps in ascending order from zero, taps outside the image are
+ * skipped: a rule of the output pixel alone.
  */
 #include "conv/depthwise.h"
 #include "vector/epilogue.h"
@@ -130,8 +130,8 @@ static void many_unit(const dwconv *d, const float *x, const float *residual, fl
   any_channels(d, ANY_PIXELS, 2, x, residual, out, kh, kw, c, end);
 }
 
-/* R rows of P pixels, unit channels. x: tap (0, 0) of the first one; of the (R - 1) * S + K rows of pixels from there on [kh[0], kh[1]) lie
- * inside the image, and of the columns [kw[0], kw[1]). */
+/* R rows of P pixels, unit channels. x: tap (0, 0) of the first one. kh: the rows inside the image among the (R - 1) * S + K from there on.
+ * kw: the columns inside. */
 typedef void block_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
 
 /* `edge`: not all of them lie inside, or there are several planes. */
@@ -231,8 +231,8 @@ static void row_of_pixels(const dwconv *d, int64_t oh, int64_t first, int64_t la
   }
 }
 
-/* One image, in strips of pixels so narrow, and blocks of channels so few, that kernel rows find their input in L1 again when the next row
- * of output comes; within a strip, memory is read along rows. */
+/* One image. Strips of pixels are narrow, and blocks of channels small: kernel rows find their input in L1 again for the next row of
+ * output. Within a strip, memory is read along rows. */
 static void image(const dwconv *d, const plan *by, const aspen_call *c, const float *residual, float *out) {
   int64_t lo, hi;
   window_inside(&d->columns, c->lo[3], c->hi[3], &lo, &hi);
@@ -309,8 +309,8 @@ static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
 }
 
 /* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output.
- * `next`: elements to the row that comes next, which is brought nearer meanwhile, or 0: no prefetcher of a processor sees so few channels
- * of a pixel coming. */
+ * `next`: elements to the next row, which is brought nearer meanwhile, or 0. The processor's prefetchers do not foresee so few channels of
+ * a pixel. */
 INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int whole, const int same, const float *x, float *to, int64_t n,
                      int64_t next) {
 #pragma GCC unroll 4
@@ -362,7 +362,7 @@ static void set_lines(const dwconv *d, strip *s, int ring, int64_t top, const in
 }
 
 /* P pixels of a row, VL channels: sums of taps of kernel rows [kh[0], kh[1]) of all planes, to `to`. at: where the first tap of the first
- * pixel lies in each of the strip's lines, in columns; of the columns from there on only [lo, hi) count where `edge`. v: which channels of
+ * pixel lies in each of the strip's lines, in columns. With `edge`, only [lo, hi) of the columns from there on count. v: which channels of
  * LINE. */
 typedef void window_fn(const dwconv *, const strip *, int64_t, const int64_t[2], int64_t, int64_t, int64_t, float *);
 

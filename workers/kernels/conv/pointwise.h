@@ -1,6 +1,6 @@
 /* Products of few terms: pixels times a panel of weights, where the sums are done before the machinery of mm.h has warmed up. Pixels lie
  * one step apart with unit channels, and so do the taps of a pixel, so there is no pointer for each of them. Sums are those of mm.h:
- * ascending terms from zero, one vfma each, then bias, residual and activation; whoever computes an output, its bits are the same.
+ * ascending terms from zero, one vfma each, then bias, residual and activation. So both give the same bits.
  */
 #ifndef ASPEN_POINTWISE_H
 #define ASPEN_POINTWISE_H

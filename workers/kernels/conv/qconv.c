@@ -1,10 +1,10 @@
 /* QCONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
- * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every
- * tap of a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned
- * and whole already, and has a window of one pixel, is read in place.
+ * A tile copies its input of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels. Then every tap
+ * of a window is a run of terms at a fixed distance. Without dilation, those of a row of the window are one run. An image of unsigned bytes
+ * and whole groups, with a window of one pixel, is read in place.
  *
- * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (dots.h).
+ * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (int8.h).
  */
 #include "gemm/int8.h"
 
@@ -50,8 +50,8 @@ static void copy_few(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n
   for (int64_t k = 0; k < DOTS_GROUP; k++) to[k] = k < channels ? from[k] ^ flip : zero;
 }
 
-/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and
- * channels that there are not, are `zero`. */
+/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels. Pixels outside and channels
+ * beyond the last are `zero`. */
 static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, int64_t top, int64_t height, int64_t left, int64_t width, int64_t pixel,
                        uint8_t flip, uint8_t zero) {
   const int64_t channels = x->dims[1], stride = x->strides[3];

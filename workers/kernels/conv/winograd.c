@@ -7,17 +7,17 @@
  * the inputs alone.
  *
  * (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016.)
- * The points of interpolation are chosen so that the error of a layer is small: with blocks of 4 and a kernel of 3 it is a half (root mean
- * square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
+ * The points of interpolation are chosen for a small error of a layer. The usual points are 0, ±1, ±2. With blocks of 4 and a kernel of 3
+ * the error is half of theirs (worst: a quarter) at the same cost.
  *
- * A window with depth (volume.h) has the channels of its planes one after the other: products sum over all of them, and blocks are
+ * A window with depth (volume.h) has the channels of its planes one after the other. Products sum over all of them, and blocks are
  * transformed back once.
  *
  * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the products, rows of the micro-kernel.
  * A chunk's panel is transformed back, with the epilogue, as soon as its products are there. Where a worker's next tile has other channels
  * of the same pixels, it finds the last chunk transformed (`made`) and begins there.
  *
- * Here are the workspace and the outer loops, over a call as winograd.h describes it. What is done with a chunk is in winograd_in.h,
+ * Here are the workspace and the outer loops, over a call as winograd.h describes it. The work on a chunk is in winograd_in.h,
  * winograd_products.h and winograd_out.h.
  */
 #include "gemm/mm.h"

@@ -1,4 +1,4 @@
-/* A call of Winograd's convolution, as its parts see it (winograd.c): the kernels and blocks that there are, what is asked for, the size of
+/* A call of Winograd's convolution, as its parts see it (winograd.c): the existing kernels and blocks, the call's parameters, the size of
  * chunks, the workspace.
  */
 #ifndef ASPEN_WINOGRAD_H

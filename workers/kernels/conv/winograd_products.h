@@ -156,7 +156,7 @@ static int64_t weights_of(const wino *v, int i) {
 }
 
 /* All products of `blocks` blocks with the first `columns` columns of a panel. While the weights of one product are used, those of the next
- * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
+ * come into L2, evenly over all passes over them. `n_lines` other lines come evenly over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
 #if VL == 8
   const int wider = columns > (WIDER - 1) * VL;

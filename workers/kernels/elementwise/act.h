@@ -1,5 +1,5 @@
-/* Scalar functions of one f32 (the UNARY list of opcodes.h) over an array. The one implementation that UNARY and the epilogues of GEMM,
- * CONV, DWCONV and BINARY share: an activation has the same bits whether it was fused or not.
+/* Scalar functions of one f32 (the UNARY list of opcodes.h) over an array. UNARY and the epilogues of GEMM, CONV, DWCONV and BINARY share
+ * this one implementation: an activation has the same bits, fused or not.
  */
 #ifndef ASPEN_ACT_H
 #define ASPEN_ACT_H

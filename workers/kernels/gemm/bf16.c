@@ -1,4 +1,4 @@
-/* Micro-kernels of products of pairs of bf16: see pairs.h. */
+/* Micro-kernels of products of pairs of bf16: see bf16.h. */
 #include "gemm/bf16.h"
 #include "vector/half.h"
 #include "gemm/mm_home.h"

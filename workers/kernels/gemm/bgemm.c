@@ -1,8 +1,8 @@
 /* BGEMM: products of matrices that are rounded to bf16, summed in f32.
  *
- * A block of rows is rounded into scratch memory in pairs of terms, evenly; where a tile has the rows of the one before, and other columns,
- * it finds them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the
- * micro-kernel (pairs.h).
+ * A block of rows is rounded into scratch memory in pairs of terms, evenly. A tile that has the rows of the one before, and other columns,
+ * finds them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the micro-kernel
+ * (bf16.h).
  */
 #include "gemm/bf16.h"
 
@@ -16,7 +16,7 @@ typedef struct row_place {
   const float *bias, *residual;
 } row_place;
 
-/* Of which rows, [axis], a block is in scratch. */
+/* The rows, [axis], of the block that is in scratch. */
 typedef struct made {
   const char *a;
   int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK];

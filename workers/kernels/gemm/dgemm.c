@@ -2,8 +2,8 @@
  * products.
  *
  * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few
- * rows read whole vectors of its columns in place; for more rows, and where columns do not lie side by side, a panel of columns is copied
- * to scratch memory first, zeros behind the last. A is read in place, whatever its strides.
+ * rows read whole vectors of its columns in place. For more rows, or columns that do not lie side by side, a panel is copied to scratch
+ * memory first, zeros behind the last. A is read in place, whatever its strides.
  */
 #include "elementwise/elementwise.h"
 #include "vector/nd.h"
@@ -99,7 +99,7 @@ BLOCKS(ABSOLUTES)
 static void (*const blocks[][ROWS])(const factors *, int, double[ROWS][COLUMNS]) = {
     BLOCKS_BY_ROWS(PRODUCTS), BLOCKS_BY_ROWS(SQUARES), BLOCKS_BY_ROWS(ABSOLUTES)};
 
-/* What follows the sums of a call, all of it by the strides of the last two axes. */
+/* The parameters of the end of a call, by the strides of the last two axes. */
 typedef struct rest {
   double *out;
   const double *bias; /* or NULL */

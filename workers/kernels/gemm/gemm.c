@@ -1,13 +1,13 @@
 /* GEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias + residual).
  *
- * Loops: leading axes that B depends on; panels of ASPEN_NR columns, so that a panel of weights is read from memory once a tile and then
- * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
+ * Loops: leading axes that B depends on; panels of ASPEN_NR columns; blocks of rows. So a panel of weights is read from memory once a tile
+ * and then stays in L2. Leading axes that B does not depend on count as rows. A is read in place whatever its
  * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
  * rows are too few to pay for the copy. With left factors, strassen.c.
  *
  * A few columns of many rows: narrow.h.
  *
- * QNBITGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come
+ * QNBITGEMM: the same with weights of a few bits (low_bit.h), in the same loops. For few rows they become floats in registers, as they come
  * from memory; for more, panel by panel in scratch.
  */
 #include "gemm/narrow.h"
@@ -122,7 +122,7 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   }
 }
 
-/* What a call is, besides B. `params` begin with f64 alpha, ACT(3), residual_last. */
+/* A call without its B. `params` begin with f64 alpha, ACT(3), residual_last. */
 typedef struct product {
   const aspen_arg *operands[ROW_OPERANDS];
   int first_row_axis; /* of the leading axes those before it are batches of B; the others are rows */
@@ -133,7 +133,7 @@ typedef struct product {
 
 static const aspen_arg absent;
 
-/* Fills in all of it for a B of which the axes from `first_row_axis` on to the last but two do not exist or count for nothing. */
+/* Fills in all fields. B has no axes from `first_row_axis` on but its last two, or only axes of extent 1 or stride 0. */
 static int open_product(product *p, const aspen_call *c, const int64_t *params, int first_row_axis) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1];
   const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : &absent;

@@ -1,4 +1,4 @@
-/* Micro-kernels of products of bytes, and what follows their sums: see dots.h. */
+/* Micro-kernels of products of bytes, and what follows their sums: see int8.h. */
 #include "gemm/int8.h"
 
 #define VECTORS 2            /* of columns in a micro-kernel */
@@ -166,15 +166,14 @@ INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int3
   }
 }
 
-/* What a quotient by a step between levels takes, in registers. */
+/* The registers for a quotient by a step between levels. */
 typedef struct divisor {
   vf step, inverse, most;
 } divisor;
 INLINE divisor divisor_of(float step, float reciprocal) { return (divisor){vset1(step), vset1(reciprocal), vset1(step) * vset1(FAR_LEVEL)}; }
 
 /* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make
- * the product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no
- * number. */
+ * the product with the reciprocal the quotient, in less time than a division. x is cut off first, or infinity would become NaN. */
 INLINE vf quotient(const divisor *by, const int divide, vf x) {
   if (divide) return x / by->step;
   x = vmin(by->most, vmax(-by->most, x));
@@ -203,8 +202,8 @@ INLINE void store_levels(uint8_t *to, vi level) {
 
 enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
 
-/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is
- * the same for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. Values
+ * that are the same for all rows are read first: for all the compiler knows, a byte that is stored might change anything. */
 INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
                      const int divide, const int levelled, const int joins) {
   const epilogue *e = &job->finish.epilogue;
@@ -305,7 +304,7 @@ static void store_bytes(const dots_job *job, const dots_rows *rows, const float 
   }
 }
 
-/* The epilogue of a block's sums. Of bytes the values come first, into the buffer of the sums. */
+/* The epilogue of a block's sums. For bytes the values come first, into the buffer of the sums. */
 static void finish(const dots_job *job, const dots_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
   const int bytes = job->dtype != ASPEN_DT_F32;
   float values[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));

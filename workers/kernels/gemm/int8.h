@@ -1,9 +1,10 @@
 /* Blocks of products of bytes, summed exactly in 32 bits: what QGEMM and QCONV share.
  *
- * Left factors are rows of unsigned bytes (signed ones have 128 added, and so has their zero point), `taps` runs of whole groups of four
- * terms each. Right factors are packed in panels: three rows of 32-bit numbers, the columns' sums over all terms, their zero points y and
- * constants, then groups of four signed bytes for each column. That is what processors multiply and sum in one instruction (VNNI), four
- * products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same everywhere.
+ * Left factors are rows of unsigned bytes: `taps` runs of whole groups of four terms each. Signed ones have 128 added, and so has their
+ * zero point. Right factors are packed in panels: three rows of 32-bit numbers, then groups of four signed bytes for each column. The rows
+ * are the columns' sums over all terms, their zero points y and their constants. That is what processors multiply and sum in one
+ * instruction (VNNI), four products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the
+ * same everywhere.
  *
  * Zero points come off afterwards: sum (a - z)(b - y) = sum a b - z sum b - (sum a - K z) y, K terms.
  */
@@ -17,7 +18,7 @@ enum {
   DOTS_HEADER = ASPEN_BYTES_HEADER * ASPEN_NR * 4 /* bytes in front of it */
 };
 
-/* What is the same for all blocks of a tile. */
+/* The parameters that all blocks of a tile share. */
 typedef struct dots_job {
   mm_job finish;         /* the epilogue; strides in elements */
   int64_t groups;        /* of a run */
@@ -48,8 +49,8 @@ typedef struct dots_rows {
 
 INLINE int64_t dots_groups(int64_t terms) { return (terms + DOTS_GROUP - 1) / DOTS_GROUP; }
 
-/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`,
- * and the parameters y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`.
+ * The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
 int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last);
 

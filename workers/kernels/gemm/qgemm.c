@@ -1,7 +1,7 @@
 /* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
- * Loops: panels of ASPEN_NR columns, blocks of rows (dots.h). Rows are read in place where they are unsigned, lie evenly, and are whole
- * groups of four; else the tile copies its rows to scratch memory first.
+ * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
+ * groups of four. Else the tile copies its rows to scratch memory first.
  */
 #include "gemm/int8.h"
 

@@ -1,5 +1,5 @@
-/* TOPK: where the k greatest (or least) elements of an axis are, best first; of equal ones the first comes first, a NaN is greater than
- * every number. The result is defined by that order alone, so it does not show how it was found: a heap holds the best so far, its worst on
+/* TOPK: places of the k greatest (or least) elements of an axis, best first. The first of equal ones comes first, and a NaN is greater than
+ * every number. The result is defined by that order alone, so it does not show how it was found. A heap holds the best so far, its worst on
  * top. */
 #include "vector/nd.h"
 #include "vector/vec.h"
@@ -18,7 +18,7 @@ static inline uint64_t key_f64(double v) {
   memcpy(&bits, &v, 8);
   return bits >> 63 ? ~bits : bits | 1ull << 63;
 }
-/* Of half floats in the same order: sign and magnitude, NaN above `infinity`. */
+/* The key of a half float in the same order: sign and magnitude, NaN above `infinity`. */
 static inline uint64_t key_half(uint16_t v, uint16_t infinity) {
   const uint16_t magnitude = v & 0x7fff;
   if (magnitude > infinity) return UINT64_MAX;

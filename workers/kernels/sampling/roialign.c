@@ -64,7 +64,7 @@ static void find(axis *x, int64_t lo, int64_t hi, int64_t cells, float start, fl
                  int largest) {
   const float bin = size / (float)cells, last = (float)extent;
   const float wanted = ratio > 0 ? (float)ratio : ceilf(bin);
-  const int64_t points = wanted >= 1 ? (int64_t)fminf(wanted, MOST) : 0; /* none where it is no number */
+  const int64_t points = wanted >= 1 ? (int64_t)fminf(wanted, MOST) : 0; /* none for NaN */
   const float share = 1.0f / (float)nd_max(points, 1);
   for (int64_t cell = lo; cell < hi; cell++) {
     pixel *list = x->list + (cell - lo) * x->room;

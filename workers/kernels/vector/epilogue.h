@@ -1,10 +1,10 @@
-/* What a kernel does to its sums while they are in registers: bias, residual, activation, scale and shift, residual.
+/* The end of a kernel's sums while they are in registers: bias, residual, activation, scale and shift, residual.
  *
  *   y = f(alpha * sum + bias [+ residual]) [* scale + shift] [+ residual, or * residual]
  *
  * The residual is added once, before or after the activation (`residual_last`). Each step is one rounded operation of vec.h (scale and
- * shift one vfma), so whoever follows this order gets the bits of everyone else. Activations that are few instructions run on the vectors;
- * the others go through act.h, by way of a buffer in L1, where they share one loop: either way the bits are those of UNARY.
+ * shift one vfma), so whoever follows this order gets the bits of everyone else. Activations of few instructions run on the vectors. The
+ * others go through act.h, by way of a buffer in L1, where they share one loop. Either way the bits are those of UNARY.
  */
 #ifndef ASPEN_EPILOGUE_H
 #define ASPEN_EPILOGUE_H

@@ -58,8 +58,8 @@ INLINE vf mean_apply(mean m, vf sum) {
 
 /* ---- rows ---- */
 
-/* One or two rows of windows: the `n` rows of pixels that all of them see, `down` apart; the one that each sees besides, or NULL; where the
- * averages go, or NULL if nobody wants them; and how many rows count. */
+/* One or two rows of windows. `shared`: the `n` rows of pixels that all of them see, `down` apart. `own`: the row that each sees besides,
+ * or NULL. `out`: where the averages go, or NULL if nobody wants them. `counted`: how many rows count. */
 typedef struct average_rows {
   const float *shared, *own[2];
   int64_t n, down;

@@ -2,9 +2,8 @@
  *
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
- * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share what they compare
- * (rows.h), also where pixels, not channels, lie side by side (planes.h), and averages of windows that overlap their sums
- * (average.h).
+ * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share comparisons (rows.h),
+ * also where pixels, not channels, lie side by side (planes.h). Averages of windows that overlap share sums (average.h).
  */
 #include "conv/pool/average.h"
 #include "conv/pool/planes.h"
@@ -232,8 +231,8 @@ int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width, int planes) 
   return line.lo == 0 && line.hi == columns && in_common(&p, 0) && in_common(&p, rows - 1);
 }
 
-/* Of the rows [lo, hi) of windows, those of the pair that begins with row `even`. x, out: the image's first pixel, the output's. Of the
- * tile's region alone is anything known: rows that only the other window sees are left out. */
+/* Finds the rows of pixels for the pair of rows of windows, within [lo, hi), that begins with row `even`. x, out: the image's first pixel,
+ * the output's. Only the tile's region is known: rows that only the other window sees are left out. */
 static void lay_pair(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi, pool_pair *pair) {
   const int64_t top = even - p->rows.pad, k = p->rows.kernel;
   for (int r = 0; r < 2; r++) pair->out[r] = even + r >= lo && even + r < hi ? out + pool_row(even + r, p->out->ring) * p->out->strides[2] : NULL;
