@@ -1,17 +1,17 @@
 """Stages: what of a model can be planned with what is known so far.
 
-Most models are one static stage: from the input shapes everything follows. Where the shape of a value depends on data (NonZero, loops,
-non-maximum suppression …) or a value is no plain tensor (strings, sequences, optionals), the graph is cut:
+Most models are one static stage: from the input shapes everything follows. The graph is cut where a shape depends on data (NonZero, loops,
+non-maximum suppression …), or a value is not a plain tensor (strings, sequences, optionals):
 
-- a *static* stage holds every node whose shapes follow from what is known; it becomes a plan of tiles;
+- a *static* stage holds every node whose shapes follow from known values; it becomes a plan of tiles;
 - a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values. Where
   it reads what a static stage gives, both are one stage and one plan;
-- small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
-  without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
-- where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
+- small operators behind those nodes belong to the same tile (`LIGHT`): results of some detections are then computed without a plan for
+  their number. Only operators that are worth a plan (convolutions, products, regions of interest) have one for each;
+- where the results have known shapes again, as those of experts that are added up, nothing is cut. Such nodes are opaque tiles of an
   ordinary stage (`planner/frontends/binding/enclosed.py`);
-- where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
-  that value (`StageGraph.needs`) and is planned again with it.
+- where a shape depends on the *value* of a small tensor that the caller holds (an input, an earlier result), the stage asks for it. It is
+  planned again with that value (`StageGraph.needs`).
 
 Stage k is derived from the model and the bindings of stages 0 … k alone, so that whoever plans keeps no state between stages.
 """
@@ -46,13 +46,14 @@ _FEW = 64  # elements of a value that may be asked for although it is not read d
 _LEAST_CAPACITY, _MOST_CAPACITY = 1 << 16, 1 << 24
 _DATA_DEPENDENT = {"NonZero", "Unique", "NonMaxSuppression", "Compress", "Loop"}
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
-# What copies or compares: kernels have it too, but where nothing else reads the result it goes into the tile that does (`_movable`).
+# Operators that copy or compare: kernels have them too, but where nothing else reads the result it goes into the tile that does
+# (`_movable`).
 _MOVES = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat"}
 _MOVES |= {"Expand", "Cast", "Split", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "Not"}
 LIGHT = NAMES - {"Resize", "NonZero", "Compress", "MatMul", "Gemm"}
 """Operators that numpy does in a few microseconds where there are few elements, with results whose shapes can be told before."""
 _LIGHT_BYTES = 4 << 20
-"""What a light operator reads of what is known may be so large; a dynamic stage that reads more does not take such operators along."""
+"""Most bytes of known values that a light operator reads; a dynamic stage that reads more does not take such operators along."""
 _MOVED_BYTES = 1 << 18
 """Known values up to so large are moved within the dynamic tile where nothing else reads what is moved, rather than by tiles in front."""
 _MOST_OPERANDS = LIMITS["operands"]
@@ -87,7 +88,7 @@ class StageGraph:
 
 
 class Derived:
-    """Where stages that have been derived lead to, for those behind them: a memory that changes no result. Of one model."""
+    """Where stages that have been derived lead to, for those behind them: a memory that changes no result. It belongs to one model."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, StageGraph]] = OrderedDict()
@@ -104,8 +105,8 @@ class Derived:
         return None
 
     def begin(self, model: OnnxModel, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
-        """A model of whose inputs nothing is known. What follows from its constants alone is worked out once; not where one of `bound` has
-        a constant for a default."""
+        """A model of whose inputs nothing is known. Facts that follow from its constants alone are worked out once; not where one of
+        `bound` has a constant for a default."""
         if self._plain and bound and not any(info.name in bound for info in model.signature.overridable):
             if self._constants is None:
                 found = _Stages(model, {})
@@ -168,7 +169,7 @@ def _of_strings(model: OnnxModel, known: Mapping[str, Binding]) -> bool:
 
 
 def _key(known: Mapping[str, Binding]) -> tuple[Any, ...]:
-    """Equal only where bindings are; values that are no tensors are never."""
+    """Equal only where bindings are; values that are not tensors never are."""
     return tuple((name, str(b.dtype), b.shape, _value_key(b)) for name, b in sorted(known.items()))
 
 
@@ -207,7 +208,7 @@ class _Stages:
             fits(info, binding)
             self._bind(info.name, binding, "tensor" if self.model.spelt is not None and info.keys else info.kind)
         overridable = self.model.signature.overridable
-        for info in overridable:  # one that is given is no constant of this plan
+        for info in overridable:  # one that is given is not a constant of this plan
             if (binding := known.get(info.name)) is not None:
                 fits(info, binding)
                 self._bind(info.name, binding, info.kind)
@@ -281,8 +282,8 @@ class _Stages:
         return StageGraph("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
 
     def _held(self) -> list[tuple[Node, list[Value]]]:
-        """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences … A node
-        without operators hands each of them on."""
+        """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences and so on. A
+        node without operators hands each of them on."""
         found = []
         for name in dict.fromkeys(self.binder.outputs):
             tensor = self.binder.known(name) if name not in self.delivered else None
@@ -378,8 +379,8 @@ class _Stages:
         return len({self._source(self.binder.env[name]) for name in read})
 
     def _source(self, tensor: Tensor) -> Tensor | None:
-        """What of a stage's values `_moved` would leave to be read instead of this one, if only this one is read of what is made of it;
-        None for what takes no operand."""
+        """The value of a stage that `_moved` would leave to be read instead of this one, if nothing else made of it is read. None for a
+        value without operands."""
         while (node := tensor.producer) is not None and self._movable(node):
             others = [t for t in node.inputs if t is not None and not embedded(t)]
             if len(others) != 1:
@@ -462,8 +463,8 @@ class _Stages:
         return self._divided(cluster, produced)
 
     def _divided(self, cluster: list[Item], produced: dict[str, bool]) -> tuple[list[Item], list[Item], list[str]]:
-        """What of a cluster is wanted, what runs later, and the results that pass from one to the other or to the caller. What follows from
-        shapes alone is not passed on: to whoever knows the shapes it is a constant, and what is filled with it may be large."""
+        """(wanted nodes of a cluster, nodes that run later, results that pass from one to the other or to the caller). Results that follow
+        from shapes alone are not passed on. To whoever knows the shapes they are constants, and tensors filled with them may be large."""
         own = set(map(id, cluster))
         final = {name for name in self.binder.outputs if name in produced}
         later = {name for entry in self.binder.pending if id(entry) not in own for name in entry.names}

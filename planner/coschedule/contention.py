@@ -65,7 +65,7 @@ class Contention:
 
     @classmethod
     def of(cls, rates: Rates, capacity: float) -> Contention:
-        """What a calibration has measured, or else fair sharing, for a memory of `capacity` bytes per ns."""
+        """The measurements of a calibration, or else fair sharing, for a memory of `capacity` bytes per ns."""
         return cls.measured(rates.contended_at, rates.contention, capacity) if rates.contention else cls.fair(capacity)
 
     def slowdown(self, own: float, others: float) -> float:
@@ -77,7 +77,7 @@ class Contention:
         return float((1 - u) * ((1 - v) * f[i, j] + v * f[i, right]) + u * ((1 - v) * f[down, j] + v * f[down, right]))
 
     def slowdowns(self, wants: Sequence[float]) -> list[float]:
-        """Of groups that run at the same time and ask for `wants` bytes per ns.
+        """Slowdowns of groups that run at the same time and ask for `wants` bytes per ns.
 
         Two are as measured. Among three or more, what the others ask for counts up to the capacity, and nobody gets more than a fair share.
         """
@@ -93,7 +93,7 @@ class Contention:
 
 
 def fair_shares(wants: Sequence[float], capacity: float) -> list[float]:
-    """What each gets of a capacity by max-min fairness: what it wants, up to a share that is the same for all."""
+    """Shares of a capacity by max-min fairness: each gets its want, up to a share that is the same for all."""
     left, rest, shares = float(capacity), sorted(range(len(wants)), key=lambda k: wants[k]), [0.0] * len(wants)
     for done, k in enumerate(rest):
         shares[k] = min(float(wants[k]), left / (len(rest) - done))

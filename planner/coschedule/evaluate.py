@@ -1,4 +1,4 @@
-"""What becomes of a schedule: a simulation from event to event, by the equations of HaX-CoNN, section 3.4.
+"""Evaluates a schedule: a simulation from event to event, by the equations of HaX-CoNN, section 3.4.
 
 Time is divided into *contention intervals*, between any two starts or ends of groups. In each, every running group has one slowdown. A
 group ends when its time alone is used up: the sum over intervals of their lengths divided by its slowdown there. Units may wait, which the
@@ -65,7 +65,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """What `Policy` sees: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of what runs."""
+    """The view of `Policy`: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of what runs."""
 
     problem: Problem
     now: float
@@ -95,7 +95,7 @@ class State:
         return [k for k, phase in enumerate(self.phase) if phase not in ("waits", "done")]
 
     def slowdowns(self) -> dict[int, float]:
-        """Of each job that runs a group: the most by any of the memories that it uses."""
+        """Slowdown of each job that runs a group: the largest by any of the memories that it uses."""
         running = [k for k, phase in enumerate(self.phase) if phase == "runs"]
         found = dict.fromkeys(running, 1.0)
         for m, memory in enumerate(self.problem.memories):

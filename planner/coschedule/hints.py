@@ -1,7 +1,7 @@
 """Hints for workers from a schedule of several networks (docs/protocol/hints.md).
 
-A schedule says when each group starts and ends. Workers cannot keep to that: tiles take what they take. Hints keep what holds all the same:
-which cores a group is for, how many at a time, and whether groups of other networks go first.
+A schedule says when each group starts and ends. Workers cannot keep to that: tiles take what they take. Hints keep the facts that hold all
+the same: a group's cores, how many at a time, and whether groups of other networks go first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LATE: Final = 1e-3
 
 
 class Hint(NamedTuple):
-    """What a schedule says of a group. `domains`: a bit for each domain whose cores it is for, 0: all. `most`: cores at a time, 0: as many
-    as like. `yields`: groups of other networks go first."""
+    """The hint of a schedule for a group. `domains`: a bit for each domain whose cores it is for, 0: all. `most`: cores at a time, 0: as
+    many as like. `yields`: groups of other networks go first."""
 
     domains: int
     most: int
@@ -42,7 +42,8 @@ NONE: Final = Hint(0, 0, False)
 
 
 def group_hints(problem: Problem, schedule: Schedule, network: Network) -> list[Hint]:
-    """What a schedule says of each group of a network, of all its runs together. `network`: by identity; without a run it has no hints."""
+    """The hints of a schedule for each group of a network, for all its runs together. `network`: by identity; without a run it has no
+    hints."""
     runs = {k for k, job in enumerate(problem.jobs) if job.network is network}
     steps: dict[int, list[Step]] = {}
     for step in schedule.steps:

@@ -1,4 +1,4 @@
-"""What the layer groups of a planned network take on each core set (HaX-CoNN, sections 3.1 and 3.2).
+"""Profiles the layer groups of a planned network on each core set (HaX-CoNN, sections 3.1 and 3.2).
 
 A group ends where few bytes are alive, because these are what a transition moves. Times come from simulating the whole plan on each core
 set, not from groups one by one, because there is no barrier between groups. Bytes are those that the cost model sends to memory behind the
@@ -35,8 +35,8 @@ WORTH_BYTES: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops `first` to `last` of a plan, both included. `live`: bytes that later ones read of these and of those before; `bytes`: that it
-    moves to and from memory; `ns`: on one core of speed 1."""
+    """Ops `first` to `last` of a plan, both included. `live`: bytes that later ops read of these and of those before. `bytes`: traffic to
+    and from memory. `ns`: time on one core of speed 1."""
 
     first: int
     last: int
@@ -141,7 +141,7 @@ def profile(plan: Plan, name: str, machines: Sequence[Machine], sets: Sequence[C
 
 def _times(tiles: Tiles, machine: Machine, of_tile: Ints, groups: int) -> tuple[Floats, float]:
     """[groups] ns, and their sum, which is the simulated latency. A group takes as long as the machine needs for its tiles if no core
-    idles. What cores idle goes to the groups that end later than that."""
+    idles. Idle time of cores goes to the groups that end later than that."""
     outcome = simulate(tiles, machine, timeline=True)
     line = outcome.timeline
     assert line is not None

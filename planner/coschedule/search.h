@@ -37,7 +37,7 @@
 #define CS_PRICE_TIME 0.05
 /* Prices are made for jobs at the beginning, after this part of their groups, and so on: a power of two. */
 #define CS_ALIKE 4
-/* What differs by so little of the best schedule's length is equal. */
+/* Differences this small, as a share of the best schedule's length, are none. */
 #define CS_ROUNDING 1e-10
 /* Each pass is so many times as wide as the one before. */
 #define CS_WIDER 2
@@ -160,7 +160,7 @@ static inline double cs_table(const struct cs_memory *m, double own, double othe
   return (1 - u) * ((1 - v) * f[0] + v * f[right]) + u * ((1 - v) * f[down] + v * f[down + right]);
 }
 
-/* What each of several gets of a memory that they share: what it wants, up to a share that is the same for all. Returns that share. */
+/* Shares a memory among several: each gets its want, up to a share that is the same for all. Returns that share. Returns that share. */
 static inline double cs_fair(const double *wants, uint32_t n, double capacity) {
   double total = 0, rest = capacity;
   uint32_t left = n;
@@ -226,9 +226,10 @@ static inline void cs_prepare_after(struct cs_search *s) {
   }
 }
 
-/* A dual prices what bounds the time until all jobs have ended: the core time of each domain, by its cores, and the time of each job, moves
- * included. Prices sum up to 1. So what the cheapest way to run all groups costs is a lower bound (the dual of sharing groups out among the
- * core sets in fractions). It is better than core time or times of jobs alone: what is short on many cores is dear in core time. */
+/* A dual prices the bounds of the time until all jobs have ended. They are the core time of each domain, by its cores, and the time of each
+ * job, moves included. Prices sum up to 1. So the cost of the cheapest way to run all groups is a lower bound (the dual of fractional
+ * shares of groups among core sets). It is better than core time or times of jobs alone: what is short on many cores is dear in core
+ * time. */
 static inline double cs_price(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t group, uint32_t set) {
   return (dual->core[set] + dual->time[job]) * cs_ns(s, job, group, set);
 }
@@ -259,7 +260,7 @@ static inline void cs_price_job(const struct cs_search *s, const struct cs_dual 
   }
 }
 
-/* What the cheapest way from `first` on takes: core time of each domain, by its cores, and the time of the job. Ties go to the first
+/* The time of the cheapest way from `first` on: core time of each domain, by its cores, and the time of the job. Ties go to the first
  * set. */
 static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t first, const double *cost,
                             double *spent) {
@@ -408,7 +409,7 @@ static inline void cs_judge(const struct cs_search *s, struct cs_state *x) {
   x->rank = x->bound + (s->p->objective == CS_LATENCY ? CS_TIE * tie : -CS_TIE / tie);
 }
 
-/* What is better by less than rounding is not better. */
+/* A schedule that is better by less than rounding is not better. */
 static inline double cs_margin(const struct cs_search *s) { return isinf(s->best) ? 0 : s->eps * fabs(s->best); }
 
 /* ------------------------------------------------------------------------------------------------ states */
@@ -746,7 +747,7 @@ static inline int cs_open(struct cs_search *s, const struct cs_problem *p, doubl
   return CS_FOUND;
 }
 
-/* A pass has come to its end. What a strict one has left out may be better than the best, by its bound. */
+/* A pass has come to its end. The states that a strict pass has left out may be better than the best, by their bound. */
 static inline void cs_end_pass(struct cs_search *s) {
   double bound = s->cut < s->best ? s->cut : s->best;
   if ((s->strict || !s->contention) && bound > s->bound) s->bound = bound;

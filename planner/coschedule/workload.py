@@ -29,8 +29,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Entries that run together. ValueError: an entry waits for itself or for a later one, or for one with other rounds, or a period or a
-    number of rounds is out of range."""
+    """Entries that run together. ValueError: an entry waits for itself, a later one, or one with other rounds; its period or rounds are out
+    of range."""
 
     entries: tuple[Entry, ...]
 

@@ -1,5 +1,5 @@
-"""Shapes of results where ONNX's inference is wrong or refuses what ONNX's text, or every runtime, takes: Einsum with axes of length 1,
-transposed convolutions whose padding follows from their output, lengths that are counted in single precision, reductions of scalars.
+"""Shapes of results where ONNX's inference is wrong, or refuses what ONNX's text or every runtime takes. Examples are Einsum with axes of
+length 1, transposed convolutions whose padding follows from their output, lengths counted in single precision, and reductions of scalars.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _range(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _reduction(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """Of a scalar: its axes are none, or the last one, which it has not."""
+    """The shape of a scalar's reduction: its axes are none, or the last one, which a scalar lacks."""
     axes = inputs[1] if len(inputs) > 1 else None
     if inputs[0] is None or inputs[0].shape or axes is None:
         return None

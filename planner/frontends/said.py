@@ -1,4 +1,4 @@
-"""What ONNX's checker and shape inference say is wrong with a model, in this package's words: which node, and which rule."""
+"""Errors of ONNX's checker and shape inference in this package's words: which node, and which rule."""
 
 from __future__ import annotations
 

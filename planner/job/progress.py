@@ -26,7 +26,7 @@ def tell(report: Report | None) -> None:
 
 
 def at(step: str, done: int = 0, total: int = 1) -> None:
-    """So much of a step is done."""
+    """Tell that `done` of `total` parts of a step are done."""
     _told(step, done, total)
 
 

@@ -14,7 +14,8 @@ import msgspec
 
 Decision = Literal["precision", "algorithm", "fusion", "stack", "layout", "split", "tiles", "order"]
 Measure = Literal["", "one core", "all cores", "network"]
-"""What costs count: the node on one core; the node on all cores, until its last tile ends; the simulated network. "": there are none."""
+"""The scope of costs: the node on one core; the node on all cores, until its last tile ends; the simulated network. "": there are none. "":
+there are none."""
 NETWORK: Final = ""
 """The node of a decision about the whole network."""
 
@@ -117,7 +118,7 @@ def tell(make: Callable[[], Reason]) -> None:
 
 
 def here() -> tuple[Reason, ...]:
-    """What has been recorded since `about` was called."""
+    """The reasons recorded since `about` was called."""
     recorder = _recorder.get()
     return tuple(recorder.reasons[recorder.begin :]) if recorder is not None else ()
 

@@ -1,5 +1,5 @@
-"""Lowering: ONNX-level nodes → kernel-level nodes and views. One rule an operator (`registry`), found in the files by family; what has no
-rule, or a dtype, rank or option that no kernel serves, becomes an OPAQUE node."""
+"""Lowering: ONNX-level nodes → kernel-level nodes and views. One rule an operator (`registry`), found in the files by family. A node
+becomes OPAQUE where it has no rule, or where no kernel serves its dtype, rank or option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lowering rules are written with: emits kernel-level nodes and views, folds views of constants, packs weights."""
+"""The builder for lowering rules: emits kernel-level nodes and views, folds views of constants, packs weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NoKernel(Exception):
 
 
 Convolutions = list[int | Phases]
-"""Of each convolution that could be computed by Winograd's algorithm how it is: the side of its blocks, 0 directly, or over phases."""
+"""The way of each convolution that could be computed by Winograd's algorithm: the side of its blocks, 0 directly, or over phases."""
 
 
 class Builder:
@@ -256,7 +256,7 @@ class Builder:
         **attrs: bool,
     ) -> Tensor:
         """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored
-        in where these are few. Of f64 there is no residual, and nothing is packed."""
+        in where these are few. With f64 there is no residual, and nothing is packed."""
         batch = broadcast(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
         a = self.align(a, len(shape))

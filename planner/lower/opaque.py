@@ -39,7 +39,7 @@ def build(
     store: Store,
     types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> tuple[bytes, list[Tensor]]:
-    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are no plain tensors
+    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are not plain tensors
     become initializers. `wanted`: the outputs; None where the type is not known. `types`: of values that nodes give, as far as known, for
     operators whose results have a type that their inputs do not tell."""
     initializers, infos, operands = [], [], []

@@ -27,7 +27,7 @@ _REDUCE = {
 _LOGARITHMS = {"ReduceLogSum", "ReduceLogSumExp"}
 _REDUCED = {"float32", "float64", "int32", "int64"}
 LONG = 1 << 22
-"""Elements that one output may be made of in one go: a tile that folds more takes milliseconds, and no other worker can help with it."""
+"""Elements that one output may be made of in one go. A tile that folds more takes milliseconds, and no other worker can help with it."""
 PART = 1 << 18
 """How many of them a part takes at most where there are more."""
 _IN_PARTS = {

@@ -1,4 +1,4 @@
-"""What is known of the sign of computed values, whatever the inputs are.
+"""The sign of computed values, as far as it is known whatever the inputs are.
 
 A power of a half is a root but for two values: (-0)^-½ is +∞ where 1/√-0 is -∞, and (-∞)^½ is +∞ where √-∞ is not a number. Where neither
 can occur, as in every norm, the root will do.
@@ -19,7 +19,7 @@ _MOST = 1 << 16
 
 
 class Sign(IntEnum):
-    """Of all elements that are numbers. Each level implies those before it."""
+    """The sign of all elements that are numbers. Each level implies those before it."""
 
     ANY = 0
     NOT_BELOW = 1
@@ -32,7 +32,7 @@ _PLUS = frozenset({"SQUARE", "ABS", "EXP", "SIGMOID", "SOFTPLUS"})
 
 
 def sign_of(tensor: Tensor, deep: int = _DEEP) -> Sign:
-    """Of a tensor of a graph at kernel level."""
+    """The sign of a tensor of a graph at kernel level."""
     if tensor.data is not None:
         return _of_constant(tensor)
     node = tensor.producer

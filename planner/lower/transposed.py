@@ -89,8 +89,8 @@ def _by_phases(
     dilations: Sequence[int],
     begin: Sequence[int],
 ) -> Tensor:
-    """Pixel s q + r of an axis with stride s, counted from before the pads, is a sum over the input at q - j with the weights at s j + r:
-    all remainders r, as channels, are one convolution of stride 1, whose result is put together by moving it."""
+    """Pixel s q + r of an axis with stride s, counted from before the pads, is a sum. Its terms are the input at q - j with the weights at
+    s j + r. All remainders r, as channels, are one convolution of stride 1. Its result is put together by moving it."""
     n, c = x.shape[:2]
     per_group, phases, axes = w.shape[1], prod(strides), range(len(begin))
     taps = [-(-w.shape[2 + k] // strides[k]) for k in axes]

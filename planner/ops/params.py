@@ -44,7 +44,7 @@ def integer(name: str, about: str, default: int | None = None) -> Param:
 
 
 def integers(name: str, words: int, about: str, default: Sequence[int] | None = None) -> Param:
-    """So many whole numbers."""
+    """A parameter of `words` whole numbers."""
     return Param(name, about, words, lambda a: _value(a, name, default))
 
 

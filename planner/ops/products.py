@@ -51,8 +51,8 @@ def bytes_scratch(rows: int, depth: int) -> int:
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what STRASSEN makes of A[…, M, K]: seven factors of each pair of rows, of half the terms, one more value, and as many as
-    it takes to an uneven number of cache lines."""
+    """The shape of STRASSEN's result for A[…, M, K]: seven factors of each pair of rows, of half the terms. There is one more value, and as
+    many as it takes to an uneven number of cache lines."""
     return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
@@ -61,8 +61,9 @@ SEVEN_PART = NUMBERS["SEVEN_PART"]
 
 
 def seven_scratch(terms: int, halves: bool = False) -> int:
-    """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what some
-    pairs of rows have so far. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a panel."""
+    """Bytes that GEMM takes for Strassen's products. They are right factors of a part of the terms, and where there are several parts, the
+    sums so far of some pairs of rows. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a
+    panel."""
     half = terms // 2
     parts = max(-(-half // SEVEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
@@ -73,7 +74,7 @@ def seven_scratch(terms: int, halves: bool = False) -> int:
 RESIDUAL_NS = 0.18
 """An element of the output of a matrix kernel, where a residual is added to it."""
 UNPACKED, UNPACKED_HALVES = 0.6, 0.4
-"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
+"""The time of making a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 DOUBLE_TERM_NS = 0.06
 """A multiply-add of DGEMM."""
 
@@ -183,7 +184,7 @@ def _qnbitgemm_checks(call: Call) -> None:
 
 
 def bytes_and_scales(call: Call, last: int) -> None:
-    """What the products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
+    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
     out, a, b = call.out, call.input(0), call.input(1)
     in_range(call, 0, "zeros", 0, 2)
     has_function(call, last)

@@ -97,7 +97,7 @@ def _deform_ns(node: Node, ops: float) -> float:
 
 
 FEW_SAMPLED = 8
-"""Fewer channels than this are no lines: vectors of pixels read them, in any layout."""
+"""Fewer channels than this do not make lines: vectors of pixels read them, in any layout."""
 
 _EXACT = 1 << 20
 """Positions on shorter axes, and halves of them, are exact in single precision."""
@@ -110,8 +110,8 @@ def _resize_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Re
         scale = a["scales"][axis]
         if scale == 1.0 and dim == target[axis]:
             continue
-        # The kernel's arithmetic may round differently from this one, nearest elements are found in single precision: unless the scale is
-        # a power of two, stay on the safe side.
+        # The kernel's arithmetic may round differently from this one; nearest elements are found in single precision. Unless the scale is a
+        # power of two, stay on the safe side.
         long = max(dim, target[axis])
         exact = np.frexp(scale)[0] == 0.5 and not a["coordinate"].startswith("align") and long < _EXACT
         slack = 0.0 if exact else max(1e-4, 1e-6 * long)
@@ -207,9 +207,9 @@ def _deform_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Re
 
 
 LONGEST_IMAGE = 1 << 30
-"""So many pixels along an axis are too many for those that read images between their pixels."""
+"""This many pixels along an axis are too many for kernels that read images between their pixels."""
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
-"""Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
+"""Most points of a cell of ROIALIGN along an axis; most bytes of its lists of pixels."""
 
 
 def _resize_checks(call: Call) -> None:

@@ -1,7 +1,7 @@
 """Stacks: layers that do not mix channels, run together by rows (BrainSlug: Weber et al., 2018, sections 3.2 and 4.1).
 
-A stack is a program of steps, each an op of its own, of which only those that make an output write to memory. What follows for the stack
-(regions, checks, costs) follows from its steps.
+A stack is a program of steps, each an op of its own, of which only those that make an output write to memory. Regions, checks and costs of
+the stack follow from its steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WINDOWS: Final = frozenset({"POOL", "DWCONV"})
 ABSENT: Final = -1
 NO_OUTPUT: Final = -1
 MOST_PIXELS: Final = 1 << 27
-"""Of the image that a step makes: scratch memory holds some of its rows."""
+"""Most pixels of the image that a step makes: scratch memory holds some of its rows."""
 _WIDEST_WINDOW: Final = 1 << 15
 
 
@@ -65,7 +65,7 @@ def node_of(step: Step) -> Node:
 
 
 def layers(node: Node) -> list[Node]:
-    """What a stack runs (`spec.STACKS`), each layer as a node of its own. Of a slice of the batch, as for the whole batch."""
+    """The layers that a stack runs (`spec.STACKS`), each as a node of its own. A slice of the batch has the layers of the whole batch."""
     if node.op == "STACK":
         return [node_of(step) for step in node.attrs["program"]]
     x, w, bias, depthwise, depthwise_bias = (*node.inputs, None, None)[:5]
@@ -80,7 +80,7 @@ def layers(node: Node) -> list[Node]:
 
 
 def regions(program: Sequence[Step], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
-    """What each step has to make for boxes of the outputs, and what that needs of each input: hulls over all steps that read it."""
+    """The regions that each step has to make for boxes of the outputs, and those needed of each input: hulls over its readers."""
     made: list[Region | None] = [None if step.output == NO_OUTPUT else (lo, hi) for step in program]
     needed: dict[int, Region] = {}
     for k in reversed(range(len(program))):

@@ -1,4 +1,4 @@
-"""What must hold of a graph after every pass. Off by default for speed; tests switch it on (`ENABLED`, or ASPEN_MP_VERIFY=1)."""
+"""Invariants of a graph after every pass. Off by default for speed; tests switch it on (`ENABLED`, or ASPEN_MP_VERIFY=1)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ def _kernel(node: Node, where: str) -> None:
 
 
 def _call(node: Node, numbers: list[int], where: str) -> None:
-    """What the validator of plans asks of an op, before there is a plan: every operand contiguous, as storage makes those that must be."""
+    """The checks of the validator of plans for an op, before there is a plan: every operand contiguous, as storage makes those that must
+    be."""
     args: list[Arg | None] = []
     for i, tensor in enumerate(node.inputs):
         if tensor is None:

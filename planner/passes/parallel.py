@@ -1,7 +1,7 @@
-"""Sums of convolutions of the same image become one convolution: blocks that were trained with branches, and exported so (RepVGG,
+"""Sums of convolutions of the same image become one convolution. Such blocks were trained with branches, and exported so (RepVGG,
 MobileOne, FastViT; Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, section 3.3). A branch may also be a
-BatchNormalization of the image: a window of one element; or the image itself, beside a convolution of each channel alone. At ONNX level,
-where weights are not packed yet.
+BatchNormalization of the image, a window of one element. It may be the image itself, beside a convolution of each channel alone. At ONNX
+level, where weights are not packed yet.
 
 Branches whose windows do not lie in one another stay apart where one window around both would cost more than they do.
 """
@@ -89,7 +89,7 @@ def _reason(name: str, branches: Sequence[str]) -> Reason:
 
 
 def _pairs(tensors: Sequence[Tensor], producer: dict[Tensor, Node], uses: dict[Tensor, int]) -> list[tuple[_Branch, _Branch]]:
-    """The two tensors as branches of the same image, in each way that there is: one is a convolution, the other that, too, or the
+    """The two tensors as branches of the same image, in each way that there is. One is a convolution; the other is a convolution, the
     normalised image, or the image."""
     convolutions = [_convolution(producer[t]) if t in producer and uses[t] == 1 else None for t in tensors]
     found = []

@@ -38,12 +38,12 @@ from aspen_mp.planner.passes.precision import bf16, half_precision, integer_prod
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
-"""Of the graph that a pass leaves: ONNX operators, or kernels."""
+"""The level of the graph that a pass leaves: ONNX operators, or kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """What a pass needs to be asked for. `without`: what to say of it where they do not hold."""
+    """The condition of a pass. `without`: what to say of a pass whose condition does not hold."""
 
     holds: Callable[[PlanRequest], bool]
     without: str

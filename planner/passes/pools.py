@@ -1,4 +1,4 @@
-"""What follows a pooling element by element moves into its kernel: scale and shift by channel, and an activation."""
+"""Element-wise nodes behind a pooling move into its kernel: scale and shift by channel, and an activation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewrites share: who reads what, and replacing a node in place while what it no longer needs disappears."""
+"""Shared by rewrites: who reads what, and replacing a node in place while nodes that it no longer needs disappear."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Rewriter:
             self._killed = []
 
     def adopt(self, node: Node, others: Sequence[Node]) -> None:
-        """What the others compute become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
+        """The results of the others become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
         for other in others:
             node.outputs.append(other.output)
             other.output.producer = node
@@ -162,7 +162,7 @@ def _fusion(before: Node, node: Node, killed: Sequence[Node]) -> Reason:
 
 
 def _ms(node: Node) -> float:
-    """Of a node on one core."""
+    """The time of a node on one core."""
     return 0.0 if node.op in VIEW_OPS or node.op == "concat" else tile_cost.whole_ns(node) * 1e-6
 
 

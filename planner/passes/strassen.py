@@ -1,4 +1,4 @@
-"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.strassen_pays`): its left factors become a node of
+"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.strassen_pays`). Its left factors become a node of
 their own, made once for all products that read the same rows."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None 
     """After all rewrites of GEMM: none of them knows of left factors. Returns of each product that could take them whether it does.
 
     `longest`: of a graph for a shape bucket, what this returned where it is longest, empty for that one itself. All its graphs have the
-    same nodes then: a product that takes left factors at the longest length does without them where it has too few rows, as it would if
-    planned for that length alone."""
+    same nodes then. A product that takes left factors at the longest length does without them where it has too few rows for that length
+    alone."""
     rewriter, made, taken = Rewriter(graph), dict[Tensor, Tensor](), list[bool]()
     decided = iter(longest or ())
     for node in rewriter.live():

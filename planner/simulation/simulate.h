@@ -1,12 +1,12 @@
-/* What the workers of a machine would do with a tile graph: the scheduling engine (workers/engine, shm/protocol/pool.h,
- * shm/protocol/claim.h) as events in time.
+/* Simulates the workers of a machine with a tile graph: the scheduling engine (workers/engine, shm/protocol/pool.h, shm/protocol/claim.h)
+ * as events in time.
  *
- * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank,
- * push the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one
- * of another row, nearest first, but a tile of an older request before all of these. Only time is made up: a tile takes `ns` alone on a
- * core of speed 1, scheduling takes what `sim_engine` says, and tiles that run at the same time share the memory's bandwidth: each gets
- * what it wants, up to a fair share of what there is. What a tile reads that another core has written, and its own core has not fetched
- * before, takes it longer (`far`). One that finds in scratch what it would have to make there takes less time (`made`).
+ * Each core does the steps of its DSE, in the same order. It counts the children of a finished tile down, follows the ready one of lowest
+ * rank, and pushes the others into its own row. It claims what clients have submitted. Then it takes the tile that follows, else the best
+ * of its own row, else one of another row, nearest first. A tile of an older request goes before all of these. Only time is made up. A tile
+ * takes `ns` alone on a core of speed 1, and scheduling takes the times of `sim_engine`. Tiles that run at the same time share the memory's
+ * bandwidth: each gets its want, up to a fair share. Bytes that another core has written, and its own core has not fetched before, take a
+ * tile longer (`far`). One that finds in scratch what it would have to make there takes less time (`made`).
  *
  * Deterministic: what happens at the same time happens in the order of cores. No state outlives a run.
  */
@@ -379,7 +379,7 @@ static inline void sim_share(struct sim *s) {
 /* More cores than bits share them. */
 static inline uint64_t sim_bit(uint32_t c) { return (uint64_t)1 << (c & 63); }
 
-/* What core `c` fetches from others' caches before it can run a tile: bytes. They are in its own from then on. */
+/* Bytes that core `c` fetches from others' caches before it can run a tile. They are in its own from then on. */
 static inline double sim_fetch(struct sim *s, uint32_t c, uint32_t instance, uint32_t tile) {
   const struct sim_graph *g = s->g;
   if (!(g->far > 0) || tile >= g->flow_tiles) return 0;

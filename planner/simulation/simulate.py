@@ -1,8 +1,8 @@
-"""What the workers of a machine would do with a tile graph, in time: the scheduling engine simulated event by event (`simulate.h`).
+"""Simulates the workers of a machine with a tile graph, in time: the scheduling engine event by event (`simulate.h`).
 
-No such machine has to be there. A simulation is deterministic: the same tiles, machine and rules give the same outcome. What it takes as
-given are the tiles' times alone on a core of speed 1, from the cost model or measured; what it works out is who runs which tile when, who
-waits, and what sharing the memory's bandwidth costs.
+No such machine has to be there. A simulation is deterministic: the same tiles, machine and rules give the same outcome. Given are the
+tiles' times alone on a core of speed 1, from the cost model or measured. Computed are who runs which tile when, who waits, and the cost of
+sharing the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Tiles:
         return len(self.ns)
 
     def arrays(self, ns: Floats) -> _Arrays:
-        """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
+        """The arguments of `_simulate.run` about a graph whose tiles take `ns` [n]."""
         graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
         flow = (self.far, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
         return (*graph, *flow, self.made.group, self.made.first, self.made.again)
@@ -157,8 +157,9 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the pool is used. `order`: "fifo" (the engine's own), "lifo", "random" (also whether a child is followed), or "layer": nothing
-    is followed, and a row's tile of the oldest request and lowest rank comes first. `steal`: False leaves every tile to its row's owner.
+    """How the pool is used. `order`: "fifo" (the engine's own), "lifo", "random" (also whether a child is followed), or "layer". With
+    "layer" nothing is followed, and a row's tile of the oldest request and lowest rank comes first. `steal`: False leaves every tile to its
+    row's owner.
     `seed`: of "random"."""
 
     order: Literal["fifo", "lifo", "random", "layer"] = "fifo"
@@ -194,7 +195,7 @@ class Outcome:
 
     @property
     def latency_ns(self) -> float:
-        """Of a request, on average."""
+        """Latency of a request, on average."""
         return float(self.latencies.mean())
 
     @property
@@ -208,7 +209,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """What of the machine's speed went into kernels, 0 to 1."""
+        """The part of the machine's speed that went into kernels, 0 to 1."""
         there = float(self.speeds.sum()) * self.makespan_ns
         return float((self.busy_ns * self.speeds).sum()) / there if there else 0.0
 
@@ -216,7 +217,7 @@ class Outcome:
 def simulate(
     tiles: Tiles, machine: Machine, *, requests: int = 1, in_flight: int = 1, rules: Rules | None = None, timeline: bool = False
 ) -> Outcome:
-    """So many `requests` for one graph, `in_flight` of them at a time: a client submits the next one as soon as it has a result.
+    """Simulate `requests` requests for one graph, `in_flight` of them at a time: a client submits the next one as soon as it has a result.
 
     ValueError: the graph gets stuck, or an argument is out of range.
     """
@@ -238,7 +239,7 @@ def simulate(
 
 
 def throughput(tiles: Tiles, machine: Machine, in_flight: int) -> float:
-    """Requests a second where always `in_flight` of them run at a time: neither the first ones count, which begin together, nor the last
+    """Requests a second where always `in_flight` of them run at a time. The first ones, which begin together, do not count, nor do the last
     ones, which leave cores idle. ValueError as `simulate`."""
     requests = max(5 * in_flight, FEWEST)
     latencies = simulate(tiles, machine, requests=requests, in_flight=in_flight).latencies.tolist()
@@ -259,7 +260,7 @@ class Samples:
         self._victims, self._timings, self._bytes_per_ns = machine.victims(), machine.timings(), machine.bytes_per_ns
 
     def latency_ns(self, tiles: Tiles, ns: Floats) -> float:
-        """Of a request on average, where its tiles take as long as a row of `ns` [samples, tiles] says, instead of `tiles.ns`."""
+        """Latency of a request on average, where its tiles take the times in a row of `ns` [samples, tiles] instead of `tiles.ns`."""
         total = 0.0
         for k, times in enumerate(ns):
             total += _simulate.run(
@@ -279,7 +280,7 @@ _ONE = (ORDERS.index("fifo"), 1, 0, 1, 1)
 
 
 def parallel_fraction(one_core_ns: float, latency_ns: float, power: float) -> float:
-    """Karp and Flatt's experimentally determined parallel fraction (CACM 33(5), 1990): 1 - e, where e = (1/S - 1/p) / (1 - 1/p) for a
+    """Karp and Flatt's experimentally determined parallel fraction (CACM 33(5), 1990). It is 1 - e, where e = (1/S - 1/p) / (1 - 1/p) for a
     speedup S over one core on `power` such cores. 1 where there is no more than one."""
     if power <= 1:
         return 1.0

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Edges of tiles: `connect` finds those into one step, `wire` puts those of all steps together to a tile graph as the simulator takes it,
-where numbers of tiles within steps become numbers in the graph."""
+"""Edges of tiles. `connect` finds those into one step. `wire` puts those of all steps together to a tile graph as the simulator takes it.
+There numbers of tiles within steps become numbers in the graph."""
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -25,9 +25,9 @@ cdef class Piece:
 
 
 def wire(const int64_t[::1] base, list pieces, list sources):
-    """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END: tiles of step k are base[k] …
-    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`:
-    (begin, sources, nbytes) as `Flow` has them, whose groups are the JOINs. Unchecked."""
+    """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END. Tiles of step k are base[k] … base[k +
+    1] - 1. `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`: (begin,
+    sources, nbytes) as `Flow` has them, whose groups are the JOINs. Unchecked."""
     cdef Py_ssize_t k, i, n_edges = 0, size = 0
     cdef int64_t tiles = base[base.shape[0] - 1], n, first
     cdef Piece p

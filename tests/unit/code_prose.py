@@ -46,19 +46,10 @@ ALLOWED: Final[dict[str, int]] = {
     "bench/render": 10,
     "bench/serve": 15,
     "bench/torch": 6,
-    "planner": 33,
-    "planner/coschedule": 33,
-    "planner/cost": 70,
-    "planner/frontends": 130,
-    "planner/ir": 9,
-    "planner/job": 20,
-    "planner/layout": 11,
-    "planner/lower": 47,
-    "planner/ops": 55,
-    "planner/passes": 56,
+    "planner": 5,
+    "planner/job": 3,
     "planner/plan": 50,
-    "planner/simulation": 16,
-    "planner/tiling": 57,
+    "planner/tiling": 11,
     "shm": 28,
     "shm/bindings": 17,
     "shm/protocol": 130,
@@ -74,7 +65,7 @@ _INVERTED: Final = re.compile(
     r"|(?:At|By|For|From|In|Into|On|Over|Through|To|Under|With) (?:what|which|whom|whose)"
     r"|That (?:an?|the|no|it|its|they|their|there|these|this|all|one|each|every|nothing|some\w*))\b"
 )
-_PARAGRAPH: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |[\w`]+(?: \([^)]*\))?:(?:\s|$)))")
+_PARAGRAPH: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |[\w`]+(?: \([^)]*\))?:(?:\s|$)))")
 """Between two paragraphs: an empty line, or the mark of an item, or a name and a colon."""
 _CODE: Final = re.compile(r"`[^`]*`|\[[^\]]*\]")
 _DOCSTRING: Final = re.compile(r'"""(.*?)"""', re.DOTALL)

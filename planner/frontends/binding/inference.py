@@ -68,7 +68,7 @@ VALUE_INPUTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What is known of nodes that are alike: dtype and shape of each output, None where nobody reads it. `void`: they have no elements;
+    """The facts about nodes that are alike: dtype and shape of each output, None where nobody reads it. `void`: they have no elements;
     `plain`: workers can hold them."""
 
     outputs: tuple[tuple[np.dtype[Any], Shape] | None, ...]
@@ -182,7 +182,7 @@ class Inference:
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot go from {start} to {limit} in steps of {delta}")
 
     def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> Types:
-        """Of a node whose result has the type of its first input."""
+        """The types of a node whose result has the type of its first input."""
         first = next(t for t in inputs if t is not None)
         return {entry.gives[0]: (first.dtype, shape)}
 

@@ -1,7 +1,7 @@
 """MoE and QMoE: each token goes through the few experts that its router scores highest, and gets the sum of their results.
 
-All experts' weights are one factor, so that two products compute every expert for every token, and the second adds up the experts; what a
-token's other experts make is multiplied by 0. That is more work than needed, by kernels that need no sorting of tokens.
+All experts' weights are one factor. So two products compute every expert for every token, and the second adds up the experts. The results
+of a token's other experts are multiplied by 0. That is more work than needed, by kernels that need no sorting of tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _mixed(b: Body, first: _Layer, second: _Layer, third: _Layer | None, chances
 
 
 def _chances(b: Body, count: int, others: str) -> str:
-    """What each expert counts for a token, [tokens, experts]: 0 but for those of the highest scores. What these count is in `others`, where
+    """The weight of each expert for a token, [tokens, experts]: 0 but for those of the highest scores. Their weights are in `others`, where
     that is given. QMoE always makes shares of one of the router's own scores, as onnxruntime does."""
     most = min(max(int(b.get("k", 1)), 1), count)
     normalized = b.get("normalize_routing_weights", 0) or (b.node.op_type == "QMoE" and not others)

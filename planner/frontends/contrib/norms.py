@@ -71,7 +71,7 @@ def _group_norm(b: Body) -> list[str]:
 
 
 def _skip_group_norm(b: Body) -> list[str]:
-    """What is added may belong to a whole image."""
+    """The skipped input may belong to a whole image."""
     skip = b.name(3)
     if len(b.tensor(3).shape) == 2:
         skip = b.emit("Unsqueeze", skip, b.ints(1, 2) if b.get("channels_last", 1) else b.ints(2, 3))

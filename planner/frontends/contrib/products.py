@@ -8,11 +8,11 @@ from typing import Any, Final
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 ACTIVATIONS: Final = {"Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
-"""What may follow a fused product → its attributes, in order."""
+"""Activations that may follow a fused product → their attributes, in order."""
 
 
 def _order(rank: int, batch: bool, swap: bool) -> list[int]:
-    """Where the axes of a factor come from: with `batch` the first one goes before the last (they are rows), with `swap` the last two are
+    """The source of each axis of a factor. With `batch` the first one goes before the last (they are rows); with `swap` the last two are
     exchanged afterwards."""
     order = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
     return [*order[:-2], order[-1], order[-2]] if swap else order

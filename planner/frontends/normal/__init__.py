@@ -1,8 +1,8 @@
 """Brings a model to the one form that the checks and everything behind them know, before it is checked.
 
 Files in the field spell the same model in many ways: nodes in another order, a domain by its long name, sparse constants. Each step is a
-file of its own and changes how the model is written, never what it computes. What has two meanings is refused as ModelInvalidError, which
-names the node or tensor and the rule.
+file of its own and changes how the model is written, never what it computes. A spelling with two meanings is refused as ModelInvalidError,
+which names the node or tensor and the rule.
 
 Afterwards these hold:
 - ONNX's own domain is called ""; each scope (the model, each function) imports every domain that it uses, once;

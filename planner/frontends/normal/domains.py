@@ -1,6 +1,6 @@
 """Domains and their versions: one name for ONNX's own domain, operators in the domain that defines them, imports of every domain in use.
 
-What the model leaves out follows onnxruntime: a domain that is known and not imported has the newest version that is known.
+Gaps that the model leaves follow onnxruntime: a domain that is known and not imported has the newest version that is known.
 """
 
 from __future__ import annotations

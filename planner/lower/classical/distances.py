@@ -1,5 +1,5 @@
-"""Distances between all rows of two tables, as skl2onnx writes them for nearest neighbours and Gaussian processes: a Scan over the rows of
-one, whose body takes a row from all rows of the other and sums squares or absolute values."""
+"""Distances between all rows of two tables, as skl2onnx writes them for nearest neighbours and Gaussian processes. There they are a Scan
+over the rows of one. Its body subtracts a row from all rows of the other and sums squares or absolute values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from aspen_mp.planner.ops.params import NO_ACT, Act
 from aspen_mp.shm.errors import ModelInvalidError
 
 _SVM_PARAMS = 3
-"""Of a kernel: gamma, coef0, degree."""
+"""Parameters of a kernel: gamma, coef0, degree."""
 
 
 def _floats(node: Node, name: str) -> npt.NDArray[Any]:

@@ -6,8 +6,8 @@
 A name that occurs twice stands for the same tensor. Matching looks at kernels only; views between them are the caller's affair.
 
 Exporters multiply in every order and nesting, and divide where they could multiply. A `Product` is therefore the set of its factors: what
-is multiplied, what it is divided by, and one number for all constants. A factor that others read too is not taken apart, which keeps the
-argument of a function one factor even where it is a product itself.
+is multiplied, what it is divided by, and one number for all constants. A factor that others read, too, is not taken apart. So the argument
+of a function stays one factor even where it is a product itself.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant of one element: of this value, or any. `near`: give or take the rounding of a constant, where every float format rounds
-    the value: another number beside 1 or 0.5 is what somebody meant."""
+    """A constant of one element: of this value, or any. `near`: within the rounding of a constant, where every float format rounds the
+    value. Near 1 or 0.5, which are exact, another number is meant."""
 
     value: float | None = None
     name: str = ""
@@ -89,7 +89,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the pattern matches, under a name: a `Value` of that name elsewhere stands for the same tensor."""
+    """A pattern under a name: a `Value` of that name elsewhere stands for the same tensor."""
 
     name: str
     pattern: Pattern
@@ -117,7 +117,7 @@ def _possible(pattern: Pattern) -> frozenset[Key] | None:
 
 @dataclass(slots=True)
 class Match:
-    """What the names of a pattern stand for, and the nodes that it covers, the one that computes the matched tensor first."""
+    """The tensors of a pattern's names, and the nodes that it covers, the one that computes the matched tensor first."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class Matcher:
             yield from self._all(tensors[1:], patterns[1:], one)
 
     def widened(self, tensor: Tensor) -> Tensor:
-        """What the tensor equals exactly: the source of conversions to wider floats."""
+        """The narrowest tensor of exactly the same values: the source of conversions to wider floats."""
         node = self.rewriter.producer.get(tensor)
         while node is not None and node.op == "CAST" and _only_rounds(node) and _source(node).dtype.itemsize < tensor.dtype.itemsize:
             tensor = _source(node)
@@ -388,8 +388,8 @@ class Row(Generic[_T]):
 
 
 class Table(Generic[_T]):
-    """Rows by name. A node is compared only with the rows that may end in such a node, and only where the kernels that a row cannot do
-    without (the root of a norm, the error function of a GELU) stand before it with nothing but arithmetic between."""
+    """Rows by name. A node is compared only with the rows that may end in such a node. It must also have the kernels that a row cannot do
+    without before it, such as a norm's root or a GELU's error function. Only arithmetic may stand between."""
 
     def __init__(self, rows: Mapping[str, Row[_T]]) -> None:
         self.rows = dict(rows)
@@ -404,8 +404,8 @@ class Table(Generic[_T]):
                 self._by_key.setdefault(key, []).append((row, needed))
 
     def rewrite(self, matcher: Matcher, replace: Callable[[Node, _T, Match], bool]) -> None:
-        """Calls `replace` with every match at every node, in the order of the graph and of the table, until it returns True: that it has
-        rewritten the node. Then the node is looked at again; no row may lead back to where another started."""
+        """Calls `replace` with every match at every node, in the order of the graph and of the table, until it returns True. Then
+        the node is looked at again; no row may lead back to where another started."""
         rewriter = matcher.rewriter
         before: dict[Tensor, int] = {}
         for node in rewriter.live():
@@ -430,7 +430,7 @@ class Table(Generic[_T]):
 
     @staticmethod
     def _mark(node: Node, before: Mapping[Tensor, int]) -> int:
-        """What stands before the node, a bit for each kernel that some row needs."""
+        """The kernels before the node, a bit for each one that some row needs."""
         mark = 0
         if node.op in _ARITHMETIC:
             for tensor in node.inputs:
@@ -443,7 +443,7 @@ _ARITHMETIC = frozenset({"UNARY", "BINARY", "TERNARY", "REDUCE", "CAST", "view.e
 
 
 def _ends(pattern: Pattern) -> set[Key]:
-    """What may compute the last value of a pattern."""
+    """The kernels that may compute the last value of a pattern."""
     if isinstance(pattern, Call):
         return {(pattern.op, pattern.opcode)}
     if isinstance(pattern, AnyOf):

@@ -1,6 +1,6 @@
 """Rotary embedding as models write it: x · cos + concat(−x₂, x₁) · sin, x₁ and x₂ being the halves of x, becomes two kernels.
 
-As in `planner/lower/rotary.py`: with x seen as two halves, concat(−x₂, x₁) · sin is the halves in opposite order, which is a view, times
+As in `planner/lower/rotary.py`, x is seen as two halves. Then concat(−x₂, x₁) · sin is the halves in opposite order, which is a view, times
 sin with the sign changed in its first half. The sine of one table is changed once for all layers.
 """
 

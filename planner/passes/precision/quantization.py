@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear one behind the other, as tools write quantised networks, are a function of one argument: it rounds a
+"""QuantizeLinear and DequantizeLinear one behind the other, as tools write quantised networks, are a function of one argument. It rounds a
 value to one of 256 levels. As such it becomes the epilogue of what comes before. Where a product reads it, and weights are stored in bytes,
 the bytes themselves are multiplied."""
 
@@ -19,7 +19,7 @@ INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
 _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
-"""Of a sum that 32 bits hold, whatever the bytes and their zero points are."""
+"""Most terms of a sum that 32 bits hold, whatever the bytes and their zero points are."""
 _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Their results are among their first input's values."""
 
@@ -41,8 +41,8 @@ def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OfBytes:
-    """The parts of a product of stored bytes. `zero`, `weight_zero`: zero points; `factor`: what a sum of products is worth, one for all
-    columns or one for each; `columns`: the axis of the output that counts them."""
+    """The parts of a product of stored bytes. `zero`, `weight_zero`: zero points. `factor`: the value of a sum's unit, one for all columns
+    or one for each. `columns`: the axis of the output that counts them."""
 
     x: Tensor
     zero: Tensor | None
