@@ -185,7 +185,7 @@ class Segment:
         try:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode) or st.st_size < mmap.PAGESIZE:
-                raise ProtocolError(f"descriptor {fd} is no shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
+                raise ProtocolError(f"descriptor {fd} is not a shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
             segment = cls(fd, role, st.st_size, writable=writable, memfd=False)
         except OSError as e:
             os.close(fd)

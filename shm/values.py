@@ -148,7 +148,7 @@ class Encoded:
             return ["q", [self._node(item, depth + 1) for item in self._bounded(value)]]
         if isinstance(value, dict):
             return ["m", [[self._key(key), self._node(item, depth + 1)] for key, item in self._bounded(value).items()]]
-        raise RequestError(f"a value of type {type(value).__name__} is no ONNX value")
+        raise RequestError(f"a value of type {type(value).__name__} is not an ONNX value")
 
     def _array(self, array: npt.NDArray[Any]) -> object:
         if array.dtype.kind in "OUST":
@@ -159,7 +159,7 @@ class Encoded:
             return ["s", list(array.shape), strings]
         name = array.dtype.name
         if _dtypes().get(name) != array.dtype.newbyteorder("="):
-            raise RequestError(f"arrays of dtype {array.dtype} are no ONNX values")
+            raise RequestError(f"arrays of dtype {array.dtype} are not ONNX values")
         offset = self.nbytes
         array = np.asarray(array, dtype=array.dtype.newbyteorder("="))
         self._arrays.append((offset, array))
@@ -207,7 +207,7 @@ def _text(item: object) -> str | bytes:
 
 
 def encode(value: object) -> bytes:
-    """`value` as bytes; RequestError if it is no ONNX value."""
+    """`value` as bytes; RequestError if it is not an ONNX value."""
     encoded = Encoded(value)
     buffer = bytearray(encoded.nbytes)
     encoded.write(buffer)

@@ -32,7 +32,7 @@ NEEDED_FOR_OTEL = ("opentelemetry.sdk",)
 
 
 class MetricNames(StrEnum):
-    """What metrics are called."""
+    """Styles of metrics' names."""
 
     OURS = "aspen-mp"
     TRITON = "triton"
@@ -162,7 +162,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
     except OSError as error:  # ssl.SSLError is one
-        raise AspenError(f"{certificate} and {key} are no certificate in PEM with its unencrypted key: {error}") from None
+        raise AspenError(f"{certificate} and {key} are not a certificate in PEM and its unencrypted key: {error}") from None
 
 
 def _is_there(package: str) -> bool:
@@ -267,7 +267,7 @@ def _listening_at(path: Path) -> Iterator[socket.socket]:
     """A Unix socket at this path, which is gone at the end. One that a dead server has left is replaced; any other file is not."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise AspenError(f"{path} is there already, and is no socket. Choose another --unix-socket")
+            raise AspenError(f"{path} is there already, and is not a socket. Choose another --unix-socket")
         with socket.socket(socket.AF_UNIX) as trial:
             try:
                 trial.connect(str(path))

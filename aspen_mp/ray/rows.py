@@ -100,7 +100,7 @@ class Requests:
 
 
 def feeds(columns: Mapping[str, Array], constants: Mapping[str, Any], sizes: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """What each request is given. Missing rows repeat the last one."""
+    """The feeds of each request. Missing rows repeat the last one."""
     first = 0
     for rows, padded in sizes:
         given: dict[str, Any] = dict(constants)

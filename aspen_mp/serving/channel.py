@@ -70,7 +70,7 @@ class Share(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Done(msgspec.Struct, tag=True, kw_only=True):
-    """What became of an `Ask` or a `Share`. `status`: 200, or that of an error with its `reason`."""
+    """The outcome of an `Ask` or a `Share`. `status`: 200, or that of an error with its `reason`."""
 
     number: int
     status: int = 200

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-"""What the process is started with, for glibc: memory that a request in JSON needed is kept for the next one. To ask the kernel again, and
-to have it cleared, took as long as to read the numbers."""
+"""The environment of the process, for glibc: memory that a request in JSON needed is kept for the next one. To ask the kernel again, and to
+have it cleared, took as long as to read the numbers."""
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What a front end is started with.
+    """The arguments of a front end.
 
     Attributes:
         runtime: The name of the runtime.
@@ -228,7 +228,7 @@ class FrontEnd:
         asyncio.get_running_loop().call_later(self._settings.grace_s, self._loaded.set)
 
     async def _apply_catalogues(self) -> None:
-        """Of several catalogues that come while one is applied only the last one counts."""
+        """The last of several catalogues that come while one is applied counts."""
         while True:
             await self._news.wait()
             catalogue, self._latest = self._latest, None
@@ -251,7 +251,7 @@ class FrontEnd:
         await self._ask(Share(number=next(self._numbers), add=add, remove=remove))
 
     async def _ask(self, message: Ask | Share) -> None:
-        """What the supervisor is asked for, done by all front ends. Refused where it is not done."""
+        """Asks the supervisor, and waits until all front ends have done it. Refused where it is not done."""
         future = self._asked[message.number] = asyncio.get_running_loop().create_future()
         self._channel.send(message)
         done = await future
@@ -281,5 +281,5 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
     import uvloop
 
-    gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
+    gc.freeze()  # imported modules are not garbage: to look through them takes a request's time many times over
     uvloop.run(_main(settings))

@@ -358,7 +358,7 @@ def application(
 
 
 class Around:
-    """What every answer gets: a token is asked for, connections end after it once the server stops, a line in the log, and a span."""
+    """Surrounds every answer: a token is asked for, connections end after it once the server stops, a line in the log, and a span."""
 
     def __init__(self, app: ASGIApp, shelf: Shelf, tokens: Tokens, log: AccessLog | None, telemetry: Telemetry | None) -> None:
         self._app = app

@@ -69,7 +69,7 @@ class Keeper:
         return [self._held.pop(found) for found in self._held.keys() - set(served)]
 
     def _contents(self) -> Contents:
-        """What lies on disk. A repository that cannot be read now keeps what it has in service."""
+        """The content of the disk. A repository that cannot be read now keeps what it has in service."""
         together = Contents()
         for root in self._repositories:
             try:

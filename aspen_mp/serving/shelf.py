@@ -51,7 +51,7 @@ def load(runtime: aspen_mp.Runtime, name: str, version: int, path: str, config: 
 
 
 def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder | str:
-    """What makes embeddings with a model, or why nothing does. ConfigError, after which the model is unloaded."""
+    """Return the maker of embeddings with a model, or why there is none. ConfigError, after which the model is unloaded."""
     try:
         return text.find(path, config.embeddings, model.inputs, model.outputs)
     except ConfigError:
@@ -67,7 +67,7 @@ class Shelved:
         self.counts = counts
         self.model = model
         self.embedder = embedder
-        """What makes embeddings with the model, or why nothing does."""
+        """The maker of embeddings with the model, or why there is none."""
         self._leases = 0
         self._retired = False
         batching = served.config.batching
@@ -130,7 +130,7 @@ def _shelved(runtime: aspen_mp.Runtime, served: Served, counts: Row) -> Shelved:
 
 
 class Supervised(Protocol):
-    """What a front end asks the supervisor for."""
+    """A front end's requests to the supervisor."""
 
     async def change(self, model: str, *, load: bool) -> None:
         """Load or unload a model of the repository, in all front ends. Refused where that is not done."""
@@ -230,7 +230,7 @@ class Shelf:
         return [str(version) for version in sorted(self._shelved.get(name, {}))]
 
     def totals(self, shelved: Shelved) -> Totals:
-        """What all front ends have counted of a version."""
+        """The counts of a version by all front ends."""
         return self._ledger.totals(shelved.served.name, shelved.served.version)
 
     @property

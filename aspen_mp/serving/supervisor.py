@@ -36,8 +36,8 @@ MOST_STILLBORN: Final = 8
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice; `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
+    """The arguments of `aspen-mp serve`. `grace_s`: for requests in flight at the end. `drain_s`: between readiness false and the end of
+    accepting, for load balancers to notice. `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
     `front_end.Settings`."""
 
     front_ends: int

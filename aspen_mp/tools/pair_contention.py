@@ -1,7 +1,7 @@
 """How much two cores that use the same memory slow each other down, measured for pairs of bandwidths; about five seconds.
 
-Each core reads a buffer that no cache holds and computes in between, so that alone it asks for a part of what it could read. The slowdown
-is what it gets done alone, divided by what it gets done beside the other (HaX-CoNN, section 3.3).
+Each core reads a buffer that no cache holds and computes in between. So alone it asks for a part of its reading rate. The slowdown is what
+it gets done alone, divided by what it gets done beside the other (HaX-CoNN, section 3.3).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from aspen_mp.tools.core_limits import SIZES, aligned, on_each
 from aspen_mp.workers import _kernels
 
 PARTS: Final = (0.0, 1 / 3, 2 / 3, 1.0)
-"""What a core asks for, of what it could read."""
+"""The rate that a core asks for, as a share of its reading rate."""
 ROUNDS: Final = 4
 SECONDS: Final = 0.1
-"""Of a measurement. Each pair is measured so often and the best counts, because other programs may have a core for a while."""
+"""Seconds of a measurement. Each pair is measured so often and the best counts, because other programs may have a core for a while."""
 CHUNK: Final = 4 << 20
 """Bytes that are read at once."""
 FLOPS_A_TURN: Final = 200.0

@@ -23,15 +23,10 @@ LEAST_MESSAGE: Final = 4
 """A string of fewer words is a name or a unit, not a message."""
 ALLOWED: Final[dict[str, int]] = {
     "aspen_mp": 1,
-    "aspen_mp/cli": 29,
     "aspen_mp/client": 97,
-    "aspen_mp/compat": 40,
-    "aspen_mp/control": 210,
-    "aspen_mp/ray": 6,
-    "aspen_mp/serving": 93,
-    "aspen_mp/tools": 26,
+    "aspen_mp/compat": 1,
+    "aspen_mp/control": 208,
     "aspen_mp/torch": 52,
-    "aspen_mp/tracing": 12,
     "bench": 39,
     "bench/cli": 11,
     "bench/coexecution": 40,
@@ -50,11 +45,11 @@ ALLOWED: Final[dict[str, int]] = {
     "planner/job": 3,
     "planner/plan": 50,
     "planner/tiling": 11,
-    "shm": 28,
+    "shm": 24,
     "shm/bindings": 17,
     "shm/protocol": 130,
     "workers": 27,
-    "workers/fallback": 53,
+    "workers/fallback": 52,
     "workers/plans": 5,
 }
 """Violations of each folder. The numbers may only fall."""

@@ -1,4 +1,4 @@
-"""What `aspen-mp doctor` prints."""
+"""Documents of `aspen-mp doctor`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Core(Document):
 
 
 class Lease(Document):
-    """What a runtime would use; `taken`: CPUs of other runtimes' workers."""
+    """The resources that a runtime would use; `taken`: CPUs of other runtimes' workers."""
 
     workers: int
     cpus: list[int]

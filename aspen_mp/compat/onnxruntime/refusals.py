@@ -29,7 +29,7 @@ class AttributeRefused(Unsupported, AttributeError):
 
 
 class _Refused(type):
-    """Of a class that can be named, for isinstance and annotations, and not used."""
+    """The type of a class that can be named, for isinstance and annotations, and not used."""
 
     def __call__(cls, *args: Any, **named: Any) -> NoReturn:
         raise Unsupported(f"{cls.__name__}: {ADVICE[cls.__name__]}")

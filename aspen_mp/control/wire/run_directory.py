@@ -32,7 +32,7 @@ def check_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a runtime must be a string, not {name!r} ({type(name).__name__})")
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
+        raise ValueError(f"{name!r} is not a runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
     return name
 
 
@@ -84,7 +84,7 @@ def _open(where: str) -> int:
     try:
         return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
-        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
+        raise ProtocolError(f"{where} is not a directory of its own (a file or a link); remove it") from None
     except OSError as error:
         if os.path.islink(where):
             raise ProtocolError(f"{where} is a link; remove it") from error

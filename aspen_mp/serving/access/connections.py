@@ -25,7 +25,7 @@ from aspen_mp.serving.limits import Limits
 EXCHANGE: Final = "aspen_mp.exchange"
 """The extension of a scope that holds its `Exchange`."""
 _HEAD: Final = 16 << 10
-"""Bytes that are read while headers are expected. What of the body comes with them is copied."""
+"""Bytes that are read while headers are expected. The part of the body that comes with them is copied."""
 _READS: Final = 8
 """How often a body is read in one turn of the loop. Its client writes more meanwhile, and others wait."""
 _SHORT: Final = 64 << 10
@@ -68,7 +68,7 @@ class _Flow(FlowControl):
                 self._transport.resume_reading()
 
     def note(self, nbytes: int) -> None:
-        """So many bytes have been read at once."""
+        """Counts bytes that have been read at once."""
         self._share.take(nbytes)
         if self._share.is_used_up and nbytes > share.SMALL:
             self.hold()
@@ -87,7 +87,7 @@ class _Flow(FlowControl):
 
 
 class Exchange:
-    """What the application that answers a request may do with its connection, beyond ASGI.
+    """The connection of a request for the application that answers it, beyond ASGI.
 
     Attributes:
         headers: {name: value} of the request.
@@ -165,7 +165,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     limits: ClassVar[Limits] = Limits()
     _scratch: ClassVar[memoryview] = memoryview(bytearray(share.PIECE))
-    """What is read into it is used before anything else is read, so that all connections share it."""
+    """Its content is used before anything else is read, so that all connections share it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -215,7 +215,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._scratch if self._in_message or self._refused else self._scratch[:_HEAD]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have come."""
+        """Takes the bytes that have come."""
         self.flow.note(nbytes)
         if not self._bypassed:
             self.data_received(self._scratch[:nbytes])
@@ -238,7 +238,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._fill_ends(there=True)
 
     def _passed_by(self, nbytes: int, *, direct: bool) -> None:
-        """So many bytes of a body have come by the parser, straight to the application or not."""
+        """Counts bytes of a body that have come by the parser, straight to the application or not."""
         self._left -= nbytes
         if self._left:
             return

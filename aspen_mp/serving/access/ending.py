@@ -7,7 +7,7 @@ Linux resets the connections that a closing listener has not accepted, and those
 3. It accepts what waits at its listeners until nothing does, and closes them. The last front end to do so closes the socket.
 4. It waits for the answers in flight, as long as the grace period says.
 
-What remains: a request that is sent after `LAST_S` on an idle connection meets its end, as HTTP/1.1 has no means to announce it.
+One case remains: a request that is sent after `LAST_S` on an idle connection meets its end, as HTTP/1.1 has no means to announce it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
 
 _SERVER: Final = frozenset({"", schema.SERVICE})
-"""What stands for the whole server. Every other name is that of a model."""
+"""Names of the whole server. Every other name is that of a model."""
 _SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final[int] = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

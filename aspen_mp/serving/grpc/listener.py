@@ -17,7 +17,7 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.shm.errors import AspenError
 
 _IDENTITY_ONLY: Final = 1
-"""Of gRPC's bits for compressions: none but the identity. A small message must not unpack to a large one."""
+"""The bits for compressions in gRPC: none but the identity. A small message must not unpack to a large one."""
 
 
 @contextlib.contextmanager

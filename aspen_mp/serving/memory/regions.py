@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 from aspen_mp.shm.errors import RequestError
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""What a descriptor must have. Only files in memory have seals, so that no read of one waits for a disk, a pipe or another process."""
+"""Seals that a descriptor must have. Only files in memory have seals, so that no read of one waits for a disk, a pipe or another
+process."""
 
 
 class Place(NamedTuple):
@@ -65,7 +66,7 @@ def sealed(fd: int, where: str) -> Region:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        raise RequestError(f"{where} is no file in memory. Make it with memfd_create and MFD_ALLOW_SEALING") from None
+        raise RequestError(f"{where} is not a file in memory. Make it with memfd_create and MFD_ALLOW_SEALING") from None
     if seals & SEALS != SEALS:
         raise RequestError(f"{where} can still change its size. Seal it first with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL")
     access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
@@ -102,7 +103,7 @@ class Regions:
             raise RequestError(f"{where}: region {place.region[:200]!r} cannot be written to. Put outputs into another one")
 
     def read(self, place: Place, target: memoryview, where: str) -> None:
-        """Copies a place into `target`, which is as large. What the client writes later changes nothing. RequestError."""
+        """Copies a place into `target`, which is as large. Later writes of the client change nothing. RequestError."""
         try:
             n = self[place].read(place.offset, target)
         except OSError as error:
@@ -141,7 +142,7 @@ class Regions:
 NONE: Final = Regions(
     {}, "Send the tensor in the body, or connect to the server's socket for memory, which aspen-mp serve --unix-socket opens beside its own"
 )
-"""Of a connection that has shared nothing."""
+"""The regions of a connection that has shared nothing."""
 
 
 def place_of(region: Any, offset: int, size: int | None, where: str) -> Place | None:

@@ -12,7 +12,7 @@ Version = Annotated[str, Meta(pattern="^[0-9]*$")]
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """What a request is answered with that failed."""
+    """The answer to a request that failed."""
 
     error: str
 

@@ -53,7 +53,7 @@ class Operation:
         failure: The type of its errors.
         versioned: Whether a version may follow the model in the path.
         binary: Whether bodies may be bytes, too.
-        sick: The type of the answer 503, where that is no error.
+        sick: The type of the answer 503, where that is not an error.
     """
 
     path: str

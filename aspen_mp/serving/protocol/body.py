@@ -65,7 +65,7 @@ def length_of(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | N
 
 
 class Body:
-    """The body of one request. What has come of it counts in `budget` until the end of the ``with`` block.
+    """The body of one request. The bytes that have come count in `budget` until the end of the ``with`` block.
 
     `read_text` and `read_into` take what comes next. Both raise Refused (413, 408, 400, 429) and Disconnected. `direct`: fills memory with
     what of a body with a length has not been received; None: everything is received in pieces.
@@ -110,7 +110,7 @@ class Body:
         self._beside += nbytes
 
     def _note(self, nbytes: int) -> None:
-        """So many bytes more have come."""
+        """Counts more bytes that have come."""
         self._seen += nbytes
         if self._direct is not None:
             self._more = self._seen < (self.length or 0)

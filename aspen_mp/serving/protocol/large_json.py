@@ -1,7 +1,7 @@
 """Requests in JSON that are large: long lists of numbers are taken out of the text, and decoded piece by piece.
 
-`split` takes the lists out. The rest is decoded as every request is, which finds whatever is no JSON in it. `array` decodes one list. No
-piece of this work takes long, whatever the text is.
+`split` takes the lists out. The rest is decoded as every request is, which finds any fault of its JSON. `array` decodes one list. No piece
+of this work takes long, whatever the text is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONG: Final = 32 << 10
 WHOLE: Final = 4 << 20
 """Bytes of a flat list that is one piece, of some milliseconds: cut up, it takes twice as long."""
 MOST_KEYS: Final = 1024
-"""How many keys `data` are looked at. What lies behind so many stays in the text, where its marks are counted."""
+"""How many keys `data` are looked at. Further ones stay in the text, where its marks are counted."""
 _WINDOW: Final = 1 << 20
 """Bytes that are looked through in one piece, by what takes nanoseconds for each."""
 _KEY: Final = re.compile(rb'(?<!\\)"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')

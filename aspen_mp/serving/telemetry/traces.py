@@ -32,7 +32,7 @@ LAST_S: Final = 3.0
 _GROUP: Final = "opentelemetry_traces_exporter"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 _NAMED: Final = {"models": "{model}", "versions": "{version}", "region": "{region}"}
-"""What follows this part of a path is a name."""
+"""The part of a path behind these is a name."""
 _FAULTS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Codes of gRPC that are the server's errors. The others are the client's."""
 
@@ -69,7 +69,7 @@ def exporters() -> list[Any]:
 
 
 def provider() -> TracerProvider:
-    """What makes spans and exports them. ConfigError."""
+    """Return the provider of spans, which exports them. ConfigError."""
     said = OTELResourceDetector().detect().attributes
     defaults = {"service.name": SERVICE, "service.version": aspen_mp.__version__, "service.instance.id": str(uuid.uuid4())}
     made = TracerProvider(resource=Resource.create({**defaults, **said}), shutdown_on_exit=False)
@@ -82,7 +82,7 @@ def provider() -> TracerProvider:
 
 
 class Telemetry:
-    """What a front end tells OpenTelemetry of its requests."""
+    """A front end's reports about its requests to OpenTelemetry."""
 
     def __init__(self, made: TracerProvider) -> None:
         self._provider = made
@@ -133,7 +133,7 @@ def _address(who: str, said: Any) -> dict[str, Any]:
 
 
 class SpanTrace:
-    """A `steps.Trace` of a span. What is not sampled costs no more than its one span."""
+    """A `steps.Trace` of a span. A trace that is not sampled costs no more than its one span."""
 
     __slots__ = ("_error", "_span", "_step", "_tracer")
 

@@ -41,7 +41,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Runs(Protocol):
-    """What runs the model: a `shelf.Shelved`."""
+    """The runner of the model: a `shelf.Shelved`."""
 
     async def run(self, call: Call) -> Any:
         """The results of a call, {output: array}. Errors are those of `Model.run_async`."""
@@ -103,7 +103,7 @@ class Embedder:
     def _given(self, k: int, ids: Tokens) -> Text:
         for token in ids:
             if not 0 <= token < self._words:
-                raise RequestError(f"input {k}: {token} is no token. The model's tokenizer has those from 0 to {self._words - 1}")
+                raise RequestError(f"input {k}: {token} is not a token. The model's tokenizer has those from 0 to {self._words - 1}")
         if self.recipe.truncate:
             ids = ids[: self.recipe.max_tokens]
         return Text(ids, [0] * len(ids))

@@ -140,7 +140,7 @@ def test_descriptors_that_are_refused(server: tools.Server, path: Path, tmp_path
     before = open_files(server)
     cases: list[tuple[Any, list[int], str]] = [
         *((["a"], [each], "change its size") for each in unsealed),
-        *((["a"], [each], "no file in memory") for each in (file, ends[0], null)),
+        *((["a"], [each], "not a file in memory") for each in (file, ends[0], null)),
         (["a", "b"], [good, file], "region 'b' is no file"),
         (["a", "a"], [good, good], "same name"),
         (["a"], [], "0 descriptors"),

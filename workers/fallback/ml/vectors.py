@@ -60,7 +60,7 @@ class _Kernel:
 def _matrix(name: str, values: Array, height: int) -> Array:
     """A list as [height, …]."""
     if height <= 0 or values.size % height:
-        raise ValueError(f"{name} has {values.size} numbers, which are no {height} rows")
+        raise ValueError(f"{name} has {values.size} numbers, which are not {height} rows")
     return values.reshape(height, -1)
 
 

@@ -26,7 +26,7 @@ def own_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 65, "-x", "ä"])
 def test_bad_names(name):
-    with pytest.raises(ValueError, match="no runtime name"):
+    with pytest.raises(ValueError, match="not a runtime name"):
         run_directory.Claim(name)
 
 
