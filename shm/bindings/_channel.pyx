@@ -84,7 +84,7 @@ cdef class Urgency:
         return (self.due_ns - now) / 1e9 if self.due_ns > now else 0.0
 
     cdef void ask(self, aspen_request *r) noexcept:
-        """What a slot says of it; the deadline counts from now."""
+        """Writes the request to a slot; the deadline counts from now."""
         cdef uint64_t now
         r.class_ = self.level
         r.span_ns = r.runs_on = 0

@@ -1,5 +1,5 @@
-"""Operators of our own in place of those of `onnx.reference` that are wrong or missing, and the evaluator that uses them everywhere: in the
-graph, in bodies of Loop, Scan and If, and in functions."""
+"""Operators of our own in place of those of `onnx.reference` that are wrong or missing, and the evaluator that uses them. It uses them in
+the graph, in bodies of Loop, Scan and If, and in functions."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Core(Document):
 
 
 class Lease(Document):
-    """The resources that a runtime would use; `taken`: CPUs of other runtimes' workers."""
+    """What a runtime would use; `taken`: CPUs of other runtimes' workers."""
 
     workers: int
     cpus: list[int]

@@ -30,9 +30,9 @@ class Latency(Document):
 
 
 class Check(Document):
-    """An output beside its reference: the largest difference, relative to the reference's largest magnitude. It is null where shapes
-    differ, or where only one of both is a number. `direct`, `onnxruntime`: the errors of direct sums and of onnxruntime, with --check
-    float64."""
+    """An output beside its reference: the largest difference, relative to the reference's largest magnitude; null where shapes
+    differ, or where only one of both is a number. `direct`, `onnxruntime`: the errors of direct sums and of onnxruntime, with
+    --check float64."""
 
     name: str
     error: float | None
@@ -109,7 +109,7 @@ class Search(Document):
 
 
 class SharedCores(Document):
-    """The requests at a time that a plan for throughput is for, and the number of `cores` that each is cut for."""
+    """Of a plan for throughput: for how many requests at a time it is, and how many `cores` each of them is cut for."""
 
     in_flight: int
     cores: int
@@ -174,7 +174,7 @@ class Naive(Document):
 
 
 class CoreSet(Document):
-    """The number of `cores` of each domain: cores of one class that share a cache and a memory."""
+    """So many `cores` of each domain: cores of one class that share a cache and a memory."""
 
     name: str
     cores: list[int]

@@ -32,7 +32,7 @@ class Activity(Document):
 
 
 class ModelLook(Document):
-    """A model between two looks. `queue_ms`, `run_ms`: means, from submission to start and from there to the end. The last three count
+    """A model between two looks. `queue_ms`, `run_ms`: means, from submission to start and from there to the end; the last three count
     requests that ended after their deadline, were refused because of it, or waited until it had passed."""
 
     id: int
@@ -69,8 +69,8 @@ class Look(Document):
 
 
 class Launched(Document):
-    """`aspen-mp launch`. `pid`: the planner process. `launcher`: the process that ends with it. `workers`: their CPUs. `shared`: those on
-    which another worker runs, too, of this or of another runtime."""
+    """`aspen-mp launch`. `pid`: the planner process; `launcher`: the process that ends with it; `workers`: their CPUs; `shared`: those
+    on which another worker runs, too, of this or of another runtime."""
 
     name: str
     pid: int

@@ -1,7 +1,7 @@
 """An arena that is reserved while the plan which is going to use it is still being made.
 
-Memory that the kernel hands out is zeroed first. For a network that sees an image of a new size, that takes as long as a sixth of planning
-does, so a thread has it done meanwhile: it holds no interpreter lock in the kernel.
+Memory that the kernel hands out is zeroed first. For a network that sees an image of a new size, that takes as long as a sixth of planning.
+So a thread does it meanwhile: it holds no interpreter lock in the kernel.
 """
 
 from __future__ import annotations

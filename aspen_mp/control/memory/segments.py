@@ -39,7 +39,7 @@ class Held:
 
     @property
     def own_bytes(self) -> int:
-        """What of it is memory of the runtime's."""
+        """The bytes that are memory of the runtime's."""
         return self.nbytes - sum(piece.nbytes for piece in self.borrowed)
 
 

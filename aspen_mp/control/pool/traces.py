@@ -1,7 +1,7 @@
 """A trace of the runtime while somebody asks for one: the segment that workers record into, and what their records mean.
 
-A record names an instance and a tile (`docs/protocol/trace.md`). Which plan was in that instance, and who was the worker in that row, only
-this process knows; it keeps every plan that was there while the trace ran, also those unloaded since, and every event. One trace at a time.
+A record names an instance and a tile (`docs/protocol/trace.md`). Only this process knows which plan was in that instance, and who was the
+worker in that row. It keeps every plan that was there while the trace ran, also those unloaded since, and every event. One trace at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 BUFFER_BYTES: Final = 128 << 20
-"""What the rings of all rows take together where the client has not said."""
+"""Bytes of the rings of all rows together where the client has not said."""
 LEAST_RECORDS: Final = 1 << 10
 MOST_RECORDS: Final = 1 << 24
 KEPT_PLANS: Final = 1024
@@ -165,8 +165,8 @@ class Traces:
     # ---- what happens meanwhile
 
     def plan_added(self, number: int, model: str) -> None:
-        """A plan of a model is about to be announced. Where there is no descriptor left to keep it by, its tiles have no names: that is no
-        reason not to announce it."""
+        """A plan of a model is about to be announced. Where there is no descriptor left to keep it by, its tiles have no names, and it is
+        announced all the same."""
         trace = self._trace
         if trace is not None and trace.ended is None:
             try:

@@ -1,7 +1,7 @@
 """Where worker processes come from: the zygote forks them, or, where there is none, they are started as new programs.
 
 A worker says HELLO with its process id before anything else. So whoever asked the zygote for one learns of it even if the zygote dies right
-after the fork; and a socket that closes without a HELLO had no worker.
+after the fork. A socket that closes without a HELLO had no worker.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class WorkerSpawner:
     # ---- workers
 
     def ask_early(self, number: int) -> None:
-        """So many workers begin to boot; `start` hands these out first."""
+        """Begins to boot `number` workers; `start` hands these out first."""
         for _ in range(number):
             sock = self._ask(wait=True)
             if sock is None:

@@ -63,7 +63,7 @@ class Cores:
         self.planned_for = self.topology.speeds(self.first)
 
     def read_limits(self) -> topology.Limits:
-        """What the machine lets this runtime use now. `limits` is what it did at the last change."""
+        """The limits of this runtime on the machine now. `limits` is what it did at the last change."""
         return self._limits_reader.read()
 
     def changed(self, limits: topology.Limits, machine: topology.Topology) -> None:
@@ -110,8 +110,8 @@ class Cores:
 
 
 class MachineWatch:
-    """Looks at the machine and at the workers again and again. Sees to it that there are as many workers as there are to be, each on the
-    core that suits it, and plans that suit the cores."""
+    """Looks at the machine and at the workers again and again. Keeps as many workers as there are to be, each on the core that suits it,
+    and plans that suit the cores."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class MachineWatch:
     # ---- plans
 
     def _replan(self) -> None:
-        """Plans are to suit the cores that there are now, as fast as they are now. What differs for a moment is not worth it."""
+        """Plans are to suit the cores that there are now, as fast as they are now. Differences that last for a moment are not worth it."""
         self._cores.measure(self._table.paces())
         self._plan_for_now()
         self._steady += 1

@@ -38,8 +38,8 @@ _zombies: list[int] = []
 
 
 def status_of(pid: int) -> int:
-    """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended, so the worst is said,
-    that it died of a fault of its own; it is reaped when the next one is."""
+    """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended. So the worst is said,
+    that it died of a fault of its own. It is reaped when the next one is."""
     for other in list(_zombies):
         if os.waitpid(other, os.WNOHANG)[0]:
             _zombies.remove(other)

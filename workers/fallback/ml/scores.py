@@ -1,4 +1,4 @@
-"""What classifiers and regressors make of their raw scores: the post transforms of `ai.onnx.ml`, in float32 as onnxruntime has them."""
+"""The post transforms of `ai.onnx.ml` for raw scores of classifiers and regressors, in float32 as onnxruntime has them."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class LoraAdapter:
         self._parameters: dict[str, OrtValue] = {}
 
     def Load(self, file_path: str | os.PathLike[str]) -> None:
-        """Reads a file. Unavailable, a RuntimeError, where it is no adapter."""
+        """Reads a file. Unavailable, a RuntimeError, where it is not an adapter."""
         self._parameters = _read(file_path).parameters
 
 
