@@ -92,7 +92,7 @@ class Storm:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         whole = "none lost, none wrong" if not self.lost + self.wrong else f"{self.lost} LOST, {self.wrong} WRONG"
         return (
             f"{' + '.join(self.cases)}: {len(self.strokes)} workers killed in {self.ended_s - self.began_s:.0f} s "

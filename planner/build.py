@@ -433,7 +433,9 @@ class _Writer:
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         found = self._of_each(tile_cost.tile_costs)
         ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
-        return Costs(ns, moved, op_cost.rates().far, self.flow, lambda: joined(self._of_each(tile_cost.made), len(more)), self._costs)
+        return Costs(
+            ns, moved, op_cost.rates().far, self.flow, lambda: joined(self._of_each(tile_cost.scratch_reuse), len(more)), self._costs
+        )
 
     def _of_each(self, function: Callable[[Node, Ints, Ints, int], R]) -> list[R]:
         """The results of a function for the tiles of each step."""

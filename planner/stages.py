@@ -101,7 +101,7 @@ class Derived:
             if known == key[: len(known)]:
                 self._kept.move_to_end(known)
                 state, stage = self._kept[known]
-                return len(known) - 1, state.behind(), stage
+                return len(known) - 1, state.fork(), stage
         return None
 
     def begin(self, model: OnnxModel, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
@@ -114,13 +114,13 @@ class Derived:
                 found.binder.read_constants()
                 self._constants = found
             if self._plain:
-                begun = self._constants.behind()
+                begun = self._constants.fork()
                 begun.capacities = dict(capacities)
                 return begun
         return _Stages(model, dict(capacities))
 
     def note(self, key: tuple[Any, ...], state: _Stages, stage: StageGraph) -> None:
-        self._kept[key] = state.behind(), StageGraph(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
+        self._kept[key] = state.fork(), StageGraph(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
         while len(self._kept) > _KEPT_STATES:
             self._kept.popitem(last=False)
 
@@ -188,12 +188,12 @@ class _Stages:
         self.inputs: dict[str, Tensor] = {}  # values from outside the stage, without a value of their own
         self._types: dict[str, onnx.TypeProto] | None = None
 
-    def behind(self) -> _Stages:
+    def fork(self) -> _Stages:
         """A copy, with tensors of its own, for the stages that follow: graphs of this one may be changed."""
         copy = _Stages.__new__(_Stages)
         copy.model, copy.capacities, copy._types = self.model, self.capacities, self._types
         copy.delivered, copy.inputs = set(self.delivered), {}
-        copy.binder = self.binder.behind()
+        copy.binder = self.binder.fork()
         return copy
 
     # ------------------------------------------------------------------------------------------------------- bindings

@@ -5,8 +5,8 @@ missing or odd costs precision, never an error. The core then counts as an ordin
 cannot be opened because there are no descriptors or memory is an OSError: it does not say that there is no limit.
 
 The number of cores that may be used is the least of four. They are the CPUs of the affinity mask, those of the cpuset, the physical cores
-among those, and the CPU quota of the process's cgroup, or a lower one above. Which ones are used follows from core class (performance before
-efficiency cores), caches and NUMA nodes. The engine works out from the same facts in which order a worker steals from the others.
+among those, and the CPU quota of the process's cgroup, or a lower one above. Which ones are used follows from core class (performance
+before efficiency cores), caches and NUMA nodes. The engine works out from the same facts in which order a worker steals from the others.
 
 All of it may change while a runtime runs, and nothing tells. inotify reports a write to `cpu.max` or `cpuset.cpus` only to who watches that
 very file through the same mount. It never reports that `cpuset.cpus.effective` follows a parent's file, or that an affinity mask was set
@@ -41,7 +41,7 @@ ROOT = "/"
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class PhysicalCore:
     """One logical CPU. `package`, `node`, `l2` and `l3` are numbers that are equal for CPUs of one package, NUMA node or cache.
 
     `siblings` are the logical CPUs of the same physical core, this one included. `rank` is 0 for the fastest class of cores of the machine,
@@ -63,12 +63,12 @@ class Core:
 class Topology:
     """The usable part of a machine: `cores` by CPU number, `quota` in CPUs (None: no limit), `online` CPUs of the whole machine."""
 
-    cores: tuple[Core, ...]
+    cores: tuple[PhysicalCore, ...]
     quota: float | None
     online: int
 
     @property
-    def by_cpu(self) -> dict[int, Core]:
+    def by_cpu(self) -> dict[int, PhysicalCore]:
         return {core.cpu: core for core in self.cores}
 
     @property
@@ -148,7 +148,7 @@ class Topology:
             if first[core.siblings] == core.cpu:
                 power[core.node] = power.get(core.node, 0.0) + core.speed
 
-        def key(core: Core) -> tuple[int, int, float, int, int, int]:
+        def key(core: PhysicalCore) -> tuple[int, int, float, int, int, int]:
             thread = [s for s in core.siblings if s in usable].index(core.cpu)
             return thread, core.rank, -power.get(core.node, 0.0), core.node, core.l3, core.cpu
 
@@ -283,7 +283,7 @@ def _cpus(path: Path) -> list[int]:
 # ------------------------------------------------------------------------------------------------ cores
 
 
-def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[Core, ...]:
+def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[PhysicalCore, ...]:
     """Describes `cpus`; classes are judged over all CPUs of the machine, so that a mask does not turn E-cores into the fastest class."""
     system = base / "sys/devices/system"
     node_of = {cpu: _number(entry.name, "node") for entry in _entries(system / "node", "node") for cpu in _cpus(entry / "cpulist")}
@@ -299,7 +299,7 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
         l2, l3 = _caches(folder)
         rank, name, speed = classes[cpu]
         found.append(
-            Core(
+            PhysicalCore(
                 cpu=cpu,
                 package=package,
                 node=node_of.get(cpu, 0),

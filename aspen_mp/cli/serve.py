@@ -24,7 +24,7 @@ from aspen_mp.errors import AspenError
 if TYPE_CHECKING:
     from aspen_mp import Runtime
     from aspen_mp.serving.repository.disk import Found
-    from aspen_mp.serving.supervisor import Options
+    from aspen_mp.serving.supervisor import ServeOptions
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson")
 NEEDED_FOR_GRPC = ("grpc", "google.protobuf", "grpc_health")
@@ -97,12 +97,12 @@ def serve(
     from aspen_mp.cli import metrics as endpoint
     from aspen_mp.serving.access import strangers, tokens
     from aspen_mp.serving.limits import Limits
-    from aspen_mp.serving.supervisor import Options
+    from aspen_mp.serving.supervisor import ServeOptions
 
     _check_tls(certificate, key)
     if allow_named_shm is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", allow_named_shm):
         raise typer.BadParameter("give letters, digits, '.', '_' and '-' that names must begin with", param_hint="--allow-named-shm")
-    told = Options(
+    told = ServeOptions(
         front_ends=http_workers,
         limits=Limits(body=max_body << 20, queued=max_queued),
         watch=watch,
@@ -176,7 +176,7 @@ def _run(
     runtime: Runtime,
     repositories: list[Path],
     files: list[Found],
-    told: Options,
+    told: ServeOptions,
     sockets: list[socket.socket],
     memory: socket.socket | None,
     report: dict[str, object],

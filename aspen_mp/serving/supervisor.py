@@ -35,7 +35,7 @@ MOST_STILLBORN: Final = 8
 """A server ends whose front ends have died so often before they served, while none of them began to, and none serves."""
 
 
-class Options(msgspec.Struct, kw_only=True):
+class ServeOptions(msgspec.Struct, kw_only=True):
     """The arguments of `aspen-mp serve`. `grace_s`: for requests in flight at the end. `drain_s`: between readiness false and the end of
     accepting, for load balancers to notice. `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
     `front_end.Settings`."""
@@ -69,14 +69,14 @@ class _FrontEnd:
 class Supervisor:
     """A server from its start to its end.
 
-    `memory`: the socket at which clients share memory, if any. `watched`: repositories whose changes are followed, if `Options.watch`.
+    `memory`: the socket at which clients share memory, if any. `watched`: repositories whose changes are followed, if `ServeOptions.watch`.
     """
 
     def __init__(
         self,
         runtime: aspen_mp.Runtime,
         keeper: Keeper,
-        options: Options,
+        options: ServeOptions,
         sockets: Sequence[socket.socket],
         memory: socket.socket | None,
         watched: Sequence[Path],

@@ -115,7 +115,7 @@ def _machine(there: topology.Topology) -> dict[str, Any]:
     }
 
 
-def _core(core: topology.Core) -> dict[str, Any]:
+def _core(core: topology.PhysicalCore) -> dict[str, Any]:
     return {
         "cpu": core.cpu,
         "class": core.core_class,

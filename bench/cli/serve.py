@@ -37,9 +37,9 @@ def serve(
     sessions: Annotated[
         str, typer.Option("--sessions", metavar="1,4", help="Numbers of processes with a session of onnxruntime each.")
     ] = "1,2",
-    objective: Annotated[Objective, typer.Option("--objective", help="What the runtime's plans are for.")] = Objective.LATENCY,
+    objective: Annotated[Objective, typer.Option("--objective", help="Aim of the runtime's plans.")] = Objective.LATENCY,
     profile: Annotated[
-        Path | None, typer.Option("--profile", exists=True, dir_okay=False, help="Of the server's runtime, a TOML file.")
+        Path | None, typer.Option("--profile", exists=True, dir_okay=False, help="Profile of the server's runtime, a TOML file.")
     ] = None,
     cores: options.Cpus = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 3.0,

@@ -103,7 +103,7 @@ def _shapes(text: str) -> list[Shape]:
     for part in text.split(","):
         sides = part.split("x")
         if len(sides) != 4 or not all(side.isdigit() and int(side) for side in sides):
-            raise typer.BadParameter(f"{part!r} is no shape of an image. Write it like 1x64x224x224", param_hint="--shapes")
+            raise typer.BadParameter(f"{part!r} is not a shape of an image. Write it like 1x64x224x224", param_hint="--shapes")
         batch, channels, height, width = map(int, sides)
         found.append((batch, channels, height, width))
     return found

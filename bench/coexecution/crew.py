@@ -34,7 +34,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a request asks for, of engines that know of it. `deadline_ms`: from the call on."""
+    """The terms of a request, for engines that know of them. `deadline_ms`: from the call on."""
 
     priority: str = "normal"
     deadline_ms: float | None = None

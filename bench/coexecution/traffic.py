@@ -1,4 +1,4 @@
-"""What a crew is asked for, as data that travels to its process, and asking for it."""
+"""Orders for a crew, as data that travels to its process, and their execution."""
 
 from __future__ import annotations
 
@@ -181,5 +181,5 @@ def _arriving(stage: _Stage, number: int, source: Arrivals) -> Callable[[], None
 
 
 def _left_ms(deadlines_ms: Sequence[float] | None, network: int, waited_s: float) -> float | None:
-    """What is left of a request's time; None where it has no deadline."""
+    """The rest of a request's time; None where it has no deadline."""
     return None if deadlines_ms is None else deadlines_ms[network] - 1e3 * waited_s

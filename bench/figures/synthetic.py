@@ -26,7 +26,7 @@ def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: 
 
 
 def verdict(result: Comparison) -> str:
-    """What it says, in a line."""
+    """The result in one line."""
     if not result.entries:
         return f"{result.case}: nothing was measured"
     first = result.entries[0]

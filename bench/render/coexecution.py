@@ -23,7 +23,7 @@ INTRODUCTION = (
     "threads for all sessions. OpenVINO has a compiled model for each network, with one stream on all cores, or with a stream for each "
     "core. Neither knows deadlines, and ONNX Runtime has no priorities. OpenVINO's CPU plugin refuses MODEL_PRIORITY."
 )
-"""What stands above the tables."""
+"""The text above the tables."""
 ENGINES = {
     "onnxruntime": "ONNX Runtime",
     "onnxruntime-quiet": "ONNX Runtime, quiet threads",

@@ -14,7 +14,7 @@ INTRODUCTION = (
     "same server code, or in actors that are called alike, with a thread for each core. `BentoML with onnxruntime` and `MLServer with "
     "onnxruntime` are servers of their own, with sessions of the same options."
 )
-"""What stands above the tables."""
+"""The text above the tables."""
 MIB = 1 << 20
 
 

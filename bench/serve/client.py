@@ -22,7 +22,7 @@ from typing import Any, Final
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 REGION: Final = "memory"
-"""What clients call the memory that they share."""
+"""Clients' name for the memory that they share."""
 _RECEIVED: Final = 1 << 18
 _CONNECTED_S: Final = 20.0
 
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client sends. `shared`: what lies in memory that it shares with the server, of `shared_bytes`; empty: it shares none."""
+    """A client's request. `shared`: what lies in memory that it shares with the server, of `shared_bytes`; empty: it shares none."""
 
     sent: bytes
     shared: bytes = b""
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(slots=True)
 class Done:
-    """What became of a `Job`: latencies in seconds, from the moment at which a request was to begin; errors; the moment of the last end."""
+    """The outcome of a `Job`: latencies in seconds, from the moment at which a request was to begin; errors; the moment of the last end."""
 
     latencies_s: list[float]
     failed: list[str]
@@ -94,7 +94,7 @@ def _shared(request: Request) -> int:
 
 
 class _Connection:
-    """A connection, and what is on it: what is still to be sent, what has come of the answer, how many bytes of it are missing."""
+    """A connection: the bytes that are still to be sent, those that have come of the answer, and how many of it are missing."""
 
     def __init__(self, address: str, memory: int | None) -> None:
         """`memory`: a descriptor that the server gets first; None: it gets none."""

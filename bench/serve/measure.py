@@ -24,7 +24,7 @@ from aspen_mp.bench.serve.servers import Caller
 
 _START_S = 0.05
 _SLICES = 4
-"""Of a round, in which a server and `Model.run` take turns: seconds later the machine may be faster or slower."""
+"""Slices of a round, in which a server and `Model.run` take turns: seconds later the machine may be faster or slower."""
 
 
 def measure(

@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, kw_only=True):
 
 
 class Session:
-    """What a front end finds on its shelf: a version of the model, with a lease that costs nothing."""
+    """A front end's entry on its shelf: a version of the model, with a lease that costs nothing."""
 
     def __init__(self, path: str, cores: list[int]) -> None:
         from aspen_mp.shm.values import dtype_by_name

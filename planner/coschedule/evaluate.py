@@ -19,7 +19,7 @@ ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledGroup:
     """A layer group of a job on a core set, by their numbers, from `start` to `end` in ns."""
 
     job: int
@@ -42,7 +42,7 @@ class Interval:
 class Schedule:
     """`steps` in the order of ends; `ends`: of each job, ns. `intervals`: only of what has been evaluated here, see `Placed`."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledGroup, ...]
     ends: tuple[float, ...]
     intervals: tuple[Interval, ...] = ()
 
@@ -75,7 +75,7 @@ class State:
     left: list[float]
     began: list[float]
     ends: list[float]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScheduledGroup] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
 
     @classmethod
@@ -153,7 +153,7 @@ def _advance(state: State) -> None:
         if state.phase[k] == "moves":
             state.phase[k] = "ready"
             continue
-        state.steps.append(Step(k, state.group[k], state.set[k], state.began[k], state.now))
+        state.steps.append(ScheduledGroup(k, state.group[k], state.set[k], state.began[k], state.now))
         state.group[k] += 1
         state.phase[k] = "free"
         if state.group[k] == len(state.problem.jobs[k].network.groups):
@@ -165,9 +165,9 @@ def _advance(state: State) -> None:
 
 
 class Placed:
-    """The core set and the start of each group are given, as `Step`; ends follow."""
+    """The core set and the start of each group are given, as `ScheduledGroup`; ends follow."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ScheduledGroup]) -> None:
         self._steps = {(step.job, step.group): step for step in steps}
 
     def choose(self, state: State, job: int) -> int | None:

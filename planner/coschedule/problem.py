@@ -43,7 +43,7 @@ class CoreSet:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class ProfiledNetwork:
     """A network in layer groups, profiled on each core set.
 
     `groups` [G]: names. All arrays are [G, core sets]. `ns`: a group's time alone. `demand`: bytes per ns that it then asks of the
@@ -74,7 +74,7 @@ class Network:
 class Job:
     """One run of a network. It may start at `release` ns, when the jobs of the numbers `after`, all below its own, have ended."""
 
-    network: Network
+    network: ProfiledNetwork
     release: float = 0.0
     after: tuple[int, ...] = ()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.coschedule.problem import CoreSet, Network
+from aspen_mp.planner.coschedule.problem import CoreSet, ProfiledNetwork
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.rates import Rates
 from aspen_mp.planner.simulation.simulate import Tiles, of_plan, simulate
@@ -51,7 +51,7 @@ class Profile:
     """A network in groups, `latency` [core sets]: ns for the whole of it."""
 
     groups: tuple[Group, ...]
-    network: Network
+    network: ProfiledNetwork
     latency: Floats
 
 
@@ -135,7 +135,7 @@ def profile(plan: Plan, name: str, machines: Sequence[Machine], sets: Sequence[C
     demand = np.minimum(np.array([[group.bytes] for group in groups]) / ns, most)
     live = np.array([0.0, *(group.live for group in groups[:-1])])[:, None]
     speed = np.array([min(sum(each.cores) * rates.cold, bandwidth) for each, bandwidth in zip(sets, most, strict=True)])
-    network = Network(name, tuple(group.name for group in groups), ns, demand, np.zeros_like(ns), live / speed)
+    network = ProfiledNetwork(name, tuple(group.name for group in groups), ns, demand, np.zeros_like(ns), live / speed)
     return Profile(groups, network, latency)
 
 

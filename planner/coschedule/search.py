@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from aspen_mp.planner.coschedule import _search
-from aspen_mp.planner.coschedule.evaluate import Schedule, Step, naive
+from aspen_mp.planner.coschedule.evaluate import Schedule, ScheduledGroup, naive
 from aspen_mp.planner.coschedule.problem import OBJECTIVES, Objective, Problem, better
 
 
@@ -71,7 +71,7 @@ class Search:
         """The next better schedule, or the best one known when the search settles or is finished, or when the clock
         `time.monotonic` says `deadline`."""
         if self._engine.run(deadline):
-            steps = tuple(Step(*step) for step in self._engine.steps())
+            steps = tuple(ScheduledGroup(*step) for step in self._engine.steps())
             ends = dict.fromkeys(range(len(self.problem.jobs)), 0.0) | {step.job: step.end for step in steps}
             self._schedule, self._origin = Schedule(steps, tuple(ends.values())), "search"
             self._value = self._sign * self._engine.value

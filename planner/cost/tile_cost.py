@@ -21,7 +21,7 @@ from aspen_mp.planner.ops.attention import FEW_QUERIES, KEYS, PACK_FEW_NS, PACK_
 from aspen_mp.planner.ops.convolutions import blocks_of, is_narrow, planes, window_span
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import Blocks
-from aspen_mp.planner.ops.products import by_sevens
+from aspen_mp.planner.ops.products import by_strassen
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_gates, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.stacks import node_of, regions, step_ns
@@ -333,8 +333,8 @@ def _product(node: Node, a: Tensor, workers: int) -> TileCost:
     assert b is not None
     if cost.unpacked is not None:
         stored = b.size / max(node.output.shape[-1] * a.shape[-1], 1)
-        return Product(a.shape[-1], False, ns, by_sevens(node), stored=stored, unpacked=cost.unpacked(node))
-    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_sevens(node), cost.item)
+        return Product(a.shape[-1], False, ns, by_strassen(node), stored=stored, unpacked=cost.unpacked(node))
+    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_strassen(node), cost.item)
 
 
 def _convolution(node: Node, a: Tensor, workers: int) -> TileCost:
@@ -419,7 +419,7 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     return ns + passing / cold, weights + passing
 
 
-def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
+def scratch_reuse(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
     """The scratch that the tiles of `tile_costs` find: tiles of the same pixels share it, as the average has it."""
     if SPECS[node.op].cost.tiles is not TileModel.WINOGRAD or not len(lo):
         return Made.none(len(lo))

@@ -42,7 +42,7 @@ _MOST_BYTES: Final = 1 << 20
 _DOMAIN: Final = "aspen_mp.networks"
 
 
-class Network(msgspec.Struct, forbid_unknown_fields=True):
+class NetworkEntry(msgspec.Struct, forbid_unknown_fields=True):
     """`model`: the path of an .onnx file, relative to the file that names it. `inputs`: NETWORK.TENSOR for inputs that come from elsewhere.
     `after`: a network whose outputs it reads; `beside`: one whose inputs it reads, too."""
 
@@ -55,7 +55,7 @@ class Network(msgspec.Struct, forbid_unknown_fields=True):
 class Networks(msgspec.Struct, forbid_unknown_fields=True):
     """The content of a .networks file, by the names of the networks."""
 
-    networks: dict[str, Network]
+    networks: dict[str, NetworkEntry]
 
 
 def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
@@ -171,7 +171,7 @@ def _wire(path: str, wanted: Networks, opened: dict[str, OnnxModel]) -> _Wiring:
 
 
 def _by_name(
-    path: str, name: str, network: Network, relation: str, mine: dict[str, ValueInfo], theirs_of: dict[str, dict[str, ValueInfo]]
+    path: str, name: str, network: NetworkEntry, relation: str, mine: dict[str, ValueInfo], theirs_of: dict[str, dict[str, ValueInfo]]
 ) -> dict[str, str]:
     """The tensors that a network reads of the one that it is `relation` ("after" or "beside"). They match by name, or are the only tensors
     of both."""

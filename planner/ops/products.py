@@ -56,16 +56,16 @@ def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
-SEVEN_PART = NUMBERS["SEVEN_PART"]
+STRASSEN_PART = NUMBERS["SEVEN_PART"]
 """Terms of a half, at most, that Strassen's products take at a time."""
 
 
-def seven_scratch(terms: int, halves: bool = False) -> int:
+def strassen_scratch(terms: int, halves: bool = False) -> int:
     """Bytes that GEMM takes for Strassen's products. They are right factors of a part of the terms, and where there are several parts, the
     sums so far of some pairs of rows. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a
     panel."""
     half = terms // 2
-    parts = max(-(-half // SEVEN_PART), 1)
+    parts = max(-(-half // STRASSEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
     floats = 4 * longest + terms if halves else 0
     return 4 * 32 * (5 * longest + (7 * NUMBERS["SEVEN_PAIRS"] if parts > 1 else 0) + floats)
@@ -79,14 +79,14 @@ DOUBLE_TERM_NS = 0.06
 """A multiply-add of DGEMM."""
 
 
-def by_sevens(node: Node) -> bool:
+def by_strassen(node: Node) -> bool:
     """Whether a product takes left factors of Strassen's."""
     return node.op in ("GEMM", "QNBITGEMM") and len(node.inputs) > 6
 
 
 def _gemm_flops(node: Node) -> float:
     a = node.inputs[0]
-    return 2.0 * (7 / 8 if by_sevens(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
+    return 2.0 * (7 / 8 if by_strassen(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
 
 
 def _gemm_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -266,8 +266,8 @@ def _terms(node: Node) -> int:
 
 def _gemm_scratch(node: Node) -> int:
     """Where weights are packed floats, only Strassen's algorithm takes any."""
-    if by_sevens(node):
-        return seven_scratch(_terms(node), node.op == "QNBITGEMM")
+    if by_strassen(node):
+        return strassen_scratch(_terms(node), node.op == "QNBITGEMM")
     return 0 if node.attrs.get("packed_b", False) else 128 * _terms(node)
 
 

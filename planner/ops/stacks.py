@@ -45,7 +45,7 @@ _WIDEST_WINDOW: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StackStep:
     """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, what step j makes. `shapes`: of the inputs; () where one
     is absent. `shape`: of what it makes. `output`: which output of the stack that is, or `NO_OUTPUT`."""
 
@@ -58,7 +58,7 @@ class Step:
 
 
 @lru_cache(maxsize=4096)
-def node_of(step: Step) -> Node:
+def node_of(step: StackStep) -> Node:
     """The step as a node of its own, with tensors that stand for what it reads and makes."""
     inputs = [Tensor("", shape, np.dtype(np.float32)) if shape else None for shape in step.shapes]
     return Node(step.op, "", list(inputs), [Tensor("", step.shape, np.dtype(np.float32))], dict(step.attrs))
@@ -79,7 +79,7 @@ def layers(node: Node) -> list[Node]:
     ]
 
 
-def regions(program: Sequence[Step], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
+def regions(program: Sequence[StackStep], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
     """The regions that each step has to make for boxes of the outputs, and those needed of each input: hulls over its readers."""
     made: list[Region | None] = [None if step.output == NO_OUTPUT else (lo, hi) for step in program]
     needed: dict[int, Region] = {}
@@ -108,7 +108,7 @@ def _region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _words(attrs: Attrs) -> list[int]:
-    program: tuple[Step, ...] = attrs["program"]
+    program: tuple[StackStep, ...] = attrs["program"]
     words = [len(program)]
     for step in program:
         params = [word for param in _SPECS[step.op].params for word in param.of(dict(step.attrs))]
@@ -176,7 +176,7 @@ def _broadcast(x: Arg, out: Arg) -> Arg:
     return x._replace(shape=out.shape, dense=False) if fits else x
 
 
-def step_ns(step: Step) -> float:
+def step_ns(step: StackStep) -> float:
     """Arithmetic of a step: what its kernel takes with all data at hand."""
     node, cost = node_of(step), _SPECS[step.op].cost
     work = cost.flops(node)
@@ -187,7 +187,7 @@ def _flops(node: Node) -> float:
     return float(sum(_SPECS[step.op].cost.flops(node_of(step)) for step in node.attrs["program"]))
 
 
-def live_bytes(program: Sequence[Step]) -> float:
+def live_bytes(program: Sequence[StackStep]) -> float:
     """Bytes of scratch that a program takes at least, about: the rows that the windows behind a step see, and as many again, of each."""
     total = 0.0
     for k, step in enumerate(program[:-1]):
@@ -204,7 +204,7 @@ SPECS = (
     OpSpec(
         name="STACK",
         inputs=(Input("x", "[N, C, H, W]"), *(Input(f"read {k}", "what steps read besides", True) for k in range(1, _MOST_READ))),
-        params=(Param("program", "steps, see `Step`", 0, _words),),
+        params=(Param("program", "steps, see `StackStep`", 0, _words),),
         outputs=0,
         region=_region,
         checks=_checks,

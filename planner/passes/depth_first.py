@@ -25,7 +25,7 @@ from aspen_mp.planner.ops.stacks import (
     NO_OUTPUT,
     STEPS,
     WINDOWS,
-    Step,
+    StackStep,
     live_bytes,
 )
 from aspen_mp.planner.passes.rewrite import Rewriter
@@ -127,7 +127,7 @@ def _results(rewriter: Rewriter, last: Node, members: list[Node], readers: Reade
     return [last.output, *more]
 
 
-def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ...], list[Tensor]]:
+def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[StackStep, ...], list[Tensor]]:
     """The program of these nodes, and what it reads."""
     made = {member.output: k for k, member in enumerate(members)}
     outputs = {t: k for k, t in enumerate(results)}
@@ -144,7 +144,7 @@ def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ..
                 refs.append(read.setdefault(x, len(read)))
         shapes = tuple([() if x is None else x.shape for x in member.inputs])
         output = outputs.get(member.output, NO_OUTPUT)
-        steps.append(Step(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape, output))
+        steps.append(StackStep(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape, output))
     return tuple(steps), list(read)
 
 

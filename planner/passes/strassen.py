@@ -44,7 +44,7 @@ def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None 
         direct = whole_ns(node) if reasons.asked() else 0.0
         inputs = [*node.inputs, *[None] * (6 - len(node.inputs)), made[a]]
         rewriter.replace(node, node.op, inputs, node.attrs)
-        reasons.tell(partial(_seven, node, direct))
+        reasons.tell(partial(_reason, node, direct))
     rewriter.finish()
     return taken
 
@@ -54,7 +54,7 @@ def _direct(node: Node, rule: str) -> Reason:
     return Reason("algorithm", "direct sums", rule, whole_ns(node) * 1e-6, "one core", tried, node=node.name)
 
 
-def _seven(node: Node, direct: float) -> Reason:
+def _reason(node: Node, direct: float) -> Reason:
     tried = (Tried("direct sums", "8 products of halves in place of 7", direct * 1e-6),)
     rule = "enough rows, terms and columns"
     return Reason("algorithm", "Strassen's algorithm", rule, whole_ns(node) * 1e-6, "one core", tried, node=node.name)

@@ -197,7 +197,7 @@ class _Search:
         self.storage, self.machine, self.budget, self.longest = storage, machine, budget, longest
         self.workers = max(1, round(machine.power))
         self.fair = _fair(machine)
-        self.made: dict[tuple[object, ...], _Rung] = {}
+        self.known_rungs: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
         self.edges = EdgeBuilder(storage, self.kinds)
         self.layers = np.arange(len(self.kinds))
@@ -316,11 +316,11 @@ class _Search:
 
     def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
-        if key not in self.made:
+        if key not in self.known_rungs:
             ns, moved = tile_cost.tile_costs(node, *grid.boxes(), len(self.machine))
-            found = tile_cost.made(node, *grid.boxes(), len(self.machine))
-            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()))
-        return self.made[key]
+            found = tile_cost.scratch_reuse(node, *grid.boxes(), len(self.machine))
+            self.known_rungs[key] = _Rung(grid, ns, moved, found, float(ns.sum()))
+        return self.known_rungs[key]
 
     def _alike(self) -> list[list[int]]:
         """Steps that can move together, then each alone; those that take longest first."""

@@ -49,7 +49,7 @@ def test_violations_are_found(name: str, code: str, rule: str) -> None:
         ("a.py", f'"""Short.\n\n- {LONG[10:]}\n- {LONG[10:]}\nname: {LONG[10:]}\nraises: {LONG[10:]}"""\n'),
         ("a.py", f'"""`{LONG}`, x[{LONG}] are one word each."""\n'),
         ("a.py", f"# {LONG[10:]}\nx = 1\n# {LONG[10:]}\n"),
-        ("a.py", '"""There is no such plan. This is no longer so. That is why. It is no more than that."""\n'),
+        ("a.py", '"""There is no such plan. What is it for? This is no longer so. That is why. It is no more than that."""\n'),
         ("a.py", 'x = "Of a"\n'),
         ("a.py", f'"""Short.\n\n    {LONG}\n    {LONG}\n\nShort."""\n'),
         ("a.pyx", f'cdef extern from *:\n    """\n    #include <{LONG}>\n    """\n'),

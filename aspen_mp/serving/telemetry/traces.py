@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, form
 
 import aspen_mp
 from aspen_mp.serving.protocol import statuses
-from aspen_mp.serving.telemetry.steps import Trace
+from aspen_mp.serving.telemetry.steps import StepTrace
 from aspen_mp.shm.errors import AspenError, ConfigError
 
 SERVICE: Final = "aspen-mp"
@@ -133,7 +133,7 @@ def _address(who: str, said: Any) -> dict[str, Any]:
 
 
 class SpanTrace:
-    """A `steps.Trace` of a span. A trace that is not sampled costs no more than its one span."""
+    """A `steps.StepTrace` of a span. A trace that is not sampled costs no more than its one span."""
 
     __slots__ = ("_error", "_span", "_step", "_tracer")
 
@@ -150,7 +150,7 @@ class SpanTrace:
         return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}".encode()
 
     def enter(self, step: str, **attributes: Any) -> None:
-        """As of `steps.Trace`."""
+        """As of `steps.StepTrace`."""
         self._leave()
         if self._span.is_recording():
             self._step = self._tracer.start_span(step, set_span_in_context(self._span), attributes=attributes)
@@ -161,22 +161,22 @@ class SpanTrace:
             step.end()
 
     def note(self, **attributes: Any) -> None:
-        """As of `steps.Trace`."""
+        """As of `steps.StepTrace`."""
         self._span.set_attributes(attributes)
 
-    def part(self, name: str, **attributes: Any) -> Trace:
-        """As of `steps.Trace`."""
+    def part(self, name: str, **attributes: Any) -> StepTrace:
+        """As of `steps.StepTrace`."""
         span = self._tracer.start_span(name, set_span_in_context(self._step or self._span), attributes=attributes)
         return SpanTrace(self._tracer, span)
 
     def failed(self, error: BaseException) -> None:
-        """As of `steps.Trace`."""
+        """As of `steps.StepTrace`."""
         self._error = error
         if self._step is not None:
             _mark(self._step, error, fault=_is_fault(error))
 
     def end(self) -> None:
-        """As of `steps.Trace`."""
+        """As of `steps.StepTrace`."""
         self._leave()
         if self._error is not None:
             _mark(self._span, self._error, fault=_is_fault(self._error))

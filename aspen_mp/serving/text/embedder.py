@@ -163,7 +163,7 @@ class Embedder:
             with steps.part_of(trace, steps.TEXTS, **{"aspen_mp.tokens": group.columns}) as part:
                 await compute(group, part)
 
-        async def compute(group: Group, part: steps.Trace | None) -> None:
+        async def compute(group: Group, part: steps.StepTrace | None) -> None:
             left = None if ends is None else (ends - time.monotonic()) * 1000
             if left is not None and left <= 0:
                 raise DeadlineMissed(f"the deadline of {deadline_ms:g} ms has passed before all {len(texts)} texts were run. Send fewer")

@@ -86,13 +86,13 @@ class Binder:
         self._ranges: set[str] = set()
         self._places: set[str] = set()
 
-    def behind(self) -> Binder:
+    def fork(self) -> Binder:
         """A copy with tensors of its own: values that are not constants become its inputs."""
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy.bucket, copy._count = self.model, self.lowered, self.bucket, self._count
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._of_branches, copy._used = set(self._of_branches), set(self._used)
-        copy._inference = self._inference.behind(copy._used)
+        copy._inference = self._inference.fork(copy._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
         copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored, t.placed) for n, t in self.env.items()}

@@ -90,7 +90,7 @@ class Inference:
         self._inferred: dict[tuple[Any, ...], Typed | None] = {}
         self._plain: dict[tuple[np.dtype[Any], Shape], Typed] = {}
 
-    def behind(self, used: Set[str]) -> Inference:
+    def fork(self, used: Set[str]) -> Inference:
         """For a copy of the binder: what is known of the model's own constants stays known."""
         return Inference(self._model, used, self._of_model)
 

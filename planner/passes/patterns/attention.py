@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.ops.params import NO_ACT
-from aspen_mp.planner.passes.patterns.match import Call, Match, Number, Value, closed, matches
+from aspen_mp.planner.passes.patterns.match import Call, Match, Number, Operand, closed, matches
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
-S, MASK, KEEP = Value("scores"), Value("mask"), Value("keep")
+S, MASK, KEEP = Operand("scores"), Operand("mask"), Operand("keep")
 
 GUARDS = {
     "nan": Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (S,)), Number(0.0), S)),  # PyTorch: rows that are masked everywhere give zeros

@@ -1,7 +1,7 @@
 """Patterns as data: what an expression over kernels looks like, and whether a tensor is computed by one.
 
-    Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (Value("p"),)), Number(0.0), Value("p")))
-    Product((Call("UNARY", "SIGMOID", (Value("x"),)), Value("x")))
+    Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (Operand("p"),)), Number(0.0), Operand("p")))
+    Product((Call("UNARY", "SIGMOID", (Operand("x"),)), Operand("x")))
 
 A name that occurs twice stands for the same tensor. Matching looks at kernels only; views between them are the caller's affair.
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Operand:
     """Any tensor."""
 
     name: str
@@ -89,13 +89,13 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A pattern under a name: a `Value` of that name elsewhere stands for the same tensor."""
+    """A pattern under a name: an `Operand` of that name elsewhere stands for the same tensor."""
 
     name: str
     pattern: Pattern
 
 
-Pattern = Value | Number | Call | Product | AnyOf | Named
+Pattern = Operand | Number | Call | Product | AnyOf | Named
 Key = tuple[str, str | None]
 _PRODUCTS = frozenset({("BINARY", b) for b in ("MUL", "DIV", "POW")} | {("UNARY", u) for u in ("NEG", "RECIPROCAL", "SQUARE")})
 
@@ -165,7 +165,7 @@ class Matcher:
             return
         if isinstance(pattern, Call):
             yield from self._call(tensor, pattern, found)
-        elif isinstance(pattern, Value):
+        elif isinstance(pattern, Operand):
             known = found.tensors.get(pattern.name)
             if known is None:
                 yield Match({**found.tensors, pattern.name: tensor}, found.numbers, found.nodes, found.calls, found.rests)
@@ -185,7 +185,7 @@ class Matcher:
                 if ends is None or key in ends:
                     yield from self._match(tensor, one, found)
         else:
-            for m in self._match(tensor, Value(pattern.name), found):
+            for m in self._match(tensor, Operand(pattern.name), found):
                 yield from self._match(tensor, pattern.pattern, m)
 
     def _number(self, value: float, pattern: Number, found: Match) -> Match | None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.params import NO_ACT
-from aspen_mp.planner.passes.patterns.match import Call, Match, Value, matches
+from aspen_mp.planner.passes.patterns.match import Call, Match, Operand, matches
 from aspen_mp.planner.passes.rewrite import Rewriter
 
-X, COS, SIN, FIRST, SECOND = Value("x"), Value("cos"), Value("sin"), Value("first"), Value("second")
+X, COS, SIN, FIRST, SECOND = Operand("x"), Operand("cos"), Operand("sin"), Operand("first"), Operand("second")
 SWAPPED = Call("concat", None, (Call("UNARY", "NEG", (SECOND,)), FIRST))
 SPELLINGS = {
     "halves": Call(

@@ -18,12 +18,12 @@
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_gemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
-  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 0);
+  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_strassen(a->dims[a->rank - 1], 0);
   return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 size_t aspen_scratch_qnbitgemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
-  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 1);
+  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_strassen(a->dims[a->rank - 1], 1);
   return (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 #endif
@@ -198,7 +198,7 @@ static int gemm(const aspen_call *c) {
   product p;
   if (open_product(&p, c, c->params + 1, first_row_axis)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->n_inputs > 6 && c->args[7].dtype && out->dims[m_axis] >= c->params[6])
-    return packed ? FN(mm_seven)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
+    return packed ? FN(mm_strassen)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t k_end = p.job.k, rows = p.rows;
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
@@ -289,7 +289,7 @@ static int qnbitgemm(const aspen_call *c) {
   if (FN(nbits_open)(&w, c->params + 5, a->dims[n_axis], b, out->dims[n_axis])) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (is_empty(c)) return 0;
   if (open_product(&p, c, c->params, 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->n_inputs > 6 && c->args[7].dtype) return w.bits == 16 ? FN(mm_seven)(c, &p.job, &w) : ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->n_inputs > 6 && c->args[7].dtype) return w.bits == 16 ? FN(mm_strassen)(c, &p.job, &w) : ASPEN_KERNEL_BAD_ARGUMENT;
   const float *base[ROW_OPERANDS];
   const int64_t none[ASPEN_MAX_RANK] = {0}, n_hi = c->hi[n_axis];
   base_of(&p, c, none, base);

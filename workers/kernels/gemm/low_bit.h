@@ -9,8 +9,8 @@
  * q - z is exact and times s rounds once, which is what DEQUANTIZE and DequantizeLinear do; f16 and bf16 become floats exactly. So sums of
  * such weights have the bits of GEMM's.
  */
-#ifndef ASPEN_NBITS_H
-#define ASPEN_NBITS_H
+#ifndef ASPEN_LOW_BIT_H
+#define ASPEN_LOW_BIT_H
 #include "gemm/mm.h"
 
 enum {

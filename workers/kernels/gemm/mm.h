@@ -77,8 +77,8 @@ void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t 
 struct nbits;
 /* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The
  * scratch memory of products of so many terms; halves: of such weights. */
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
-size_t aspen_scratch_seven(int64_t terms, int halves);
+int FN(mm_strassen)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
+size_t aspen_scratch_strassen(int64_t terms, int halves);
 
 /* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart. Their outputs are
  * `to_step` apart and their residuals `residual_step`. In elements, channels contiguous. */

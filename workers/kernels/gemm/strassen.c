@@ -56,7 +56,7 @@ static int64_t part_end(int64_t half, int64_t parts, int64_t part) {
 static int64_t padded(int64_t terms) { return (terms + LINE - 1) / LINE * LINE; }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_seven(int64_t terms, int halves) {
+size_t aspen_scratch_strassen(int64_t terms, int halves) {
   const int64_t half = terms / 2, parts = parts_of(half);
   const int64_t products = parts > 1 ? PAIRS * PRODUCTS : 0;
   const int64_t floats = halves ? QUADRANTS * part_end(half, parts, 0) + terms : 0;
@@ -314,7 +314,7 @@ typedef struct right_part {
 
 /* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right
  * factors. */
-static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
+static void strassen_block(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
   const int64_t half = job->k / 2, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
   const int64_t quadrant[QUADRANTS] = {0, w->half, w->panel, w->panel + w->half};
   const int passes = ASPEN_NR / (WIDE * VL);
@@ -420,7 +420,7 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
         const int rows = start[i + 1] - start[i];
         float whole[PRODUCTS * ROWS * ASPEN_NR] __attribute__((aligned(64)));
         float *products = parts > 1 ? so_far + start[i] * PRODUCTS * ASPEN_NR : whole;
-        seven(job, &w, of, of->left, rows > 1 ? of[1].left - of->left : 0, rows, i, products);
+        strassen_block(job, &w, of, of->left, rows > 1 ? of[1].left - of->left : 0, rows, i, products);
         for (int at = 0, n; w.last && at < rows; at += n) {
           n = rows - at < MM_ROWS ? rows - at : MM_ROWS;
           finish(job, of + at, n, products + at * ASPEN_NR, (int64_t)rows * ASPEN_NR, column, from, last);
@@ -431,7 +431,7 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
   }
 }
 
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
+int FN(mm_strassen)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
   const aspen_arg *out = &c->args[0], *left = &c->args[7];
   const aspen_arg *operands[4] = {&c->args[1], out, &c->args[3], &c->args[4]};
   const int rank = out->rank, m_axis = rank - 2;
@@ -439,7 +439,7 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
   if (gemm->k % 2 || left->rank != rank || left->dtype != ASPEN_DT_F32 || left->strides[rank - 1] != 1 ||
       left->dims[m_axis] != (rows + 1) / 2 || left->dims[rank - 1] != left_floats(half))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->scratch_bytes < aspen_scratch_seven(gemm->k, halves != NULL)) return ASPEN_KERNEL_SCRATCH;
+  if (c->scratch_bytes < aspen_scratch_strassen(gemm->k, halves != NULL)) return ASPEN_KERNEL_SCRATCH;
   mm_job job = *gemm;
   for (int i = 0; i <= m_axis; i++) {
     if (i < m_axis && left->dims[i] != out->dims[i]) return ASPEN_KERNEL_BAD_ARGUMENT;
