@@ -85,7 +85,7 @@ def test_untrustworthy_directories(own_directory, tmp_path):
         run_directory.Claim("x")
     own_directory.rmdir()
     own_directory.touch()
-    with pytest.raises(ProtocolError, match="no directory"):
+    with pytest.raises(ProtocolError, match="not a directory"):
         run_directory.connect("x")
 
 
