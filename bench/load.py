@@ -89,7 +89,7 @@ class Load:
             thread.start()
 
     def sleep(self, seconds: float) -> None:
-        """Until so much later, or `stop`."""
+        """Sleeps for `seconds`, or until `stop`."""
         self._ended.wait(seconds)
 
     def _drive(self, number: int) -> None:

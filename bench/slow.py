@@ -51,7 +51,7 @@ METHODS: Final[tuple[Method, ...]] = ("fifo", "quota", "nice")
 """Best first."""
 PERIOD_US: Final = 100
 MOST_PERIODS: Final = 8
-"""A period is no longer than so many of `PERIOD_US`."""
+"""The most periods of `PERIOD_US` in a period."""
 CLOSE: Final = 0.03
 """The speed of a core is near enough to the wanted one when it differs by no more than this share of it."""
 QUOTA_PERIOD_US: Final = 20_000
@@ -296,7 +296,7 @@ def _loop() -> None:
 
 
 def _rate(seconds: float) -> float:
-    """Loops a second, for so long."""
+    """Loops a second, for `seconds`."""
     begin, n = time.perf_counter(), 0
     while (took := time.perf_counter() - begin) < seconds:
         _loop()

@@ -55,7 +55,7 @@ LIGHT = NAMES - {"Resize", "NonZero", "Compress", "MatMul", "Gemm"}
 _LIGHT_BYTES = 4 << 20
 """Most bytes of known values that a light operator reads; a dynamic stage that reads more does not take such operators along."""
 _MOVED_BYTES = 1 << 18
-"""Known values up to so large are moved within the dynamic tile where nothing else reads what is moved, rather than by tiles in front."""
+"""Known values of at most this many bytes are moved within the dynamic tile if nothing else reads the result, not by tiles in front."""
 _MOST_OPERANDS = LIMITS["operands"]
 _KEPT_STATES = 8
 _NAMED = 8  # operators of a dynamic tile in messages
@@ -354,7 +354,7 @@ class _Stages:
     # --------------------------------------------------------------------------------------------------- dynamic stages
 
     def _enclosed(self, members: list[Item], results: list[Tensor]) -> Node | None:
-        """The opaque node for a group of nodes whose results have known shapes (`enclosed`), if it takes so many operands."""
+        """The opaque node for a group of nodes whose results have known shapes (`enclosed`), if it can take all operands."""
         if self._operands(members) + len(results) > _MOST_OPERANDS:
             return None
         self.binder.env.update({tensor.name: tensor for tensor in results})

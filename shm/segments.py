@@ -302,7 +302,7 @@ def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> 
 
 
 def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
-    """`nbytes` in whole pages, if there is so much memory, `holes` left out."""
+    """`nbytes` in whole pages, if there is enough memory, `holes` left out."""
     if nbytes <= 0:
         raise ValueError(f"a segment needs a positive size, not {nbytes}")
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -58,7 +58,7 @@ def time_tiles(
     """
 
 def peak(turns: int, isa: str | None = None) -> float:
-    """Fused multiply-adds in registers, GFLOP/s of this core, over so many turns of ten vectors each."""
+    """Fused multiply-adds in registers, GFLOP/s of this core, over `turns` turns of ten vectors each."""
 
 def read_rate(data: np.ndarray, rounds: int, isa: str | None = None) -> float:
     """Reading an array of float32 `rounds` times, GB/s of this core."""

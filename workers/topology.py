@@ -1,12 +1,13 @@
-"""Which cores this process may use, how fast each is, what it shares with the others, and where workers go.
+"""Finds the cores that this process may use, how fast each is, what it shares with the others, and where workers go.
 
 Everything is read from `/proc` and `/sys` (no dependency, no numpy), below a `root` that tests replace by a made-up tree. A file that is
 missing or odd costs precision, never an error. The core then counts as an ordinary one that shares its caches with its package. One that
 cannot be opened because there are no descriptors or memory is an OSError: it does not say that there is no limit.
 
 The number of cores that may be used is the least of four. They are the CPUs of the affinity mask, those of the cpuset, the physical cores
-among those, and the CPU quota of the process's cgroup, or a lower one above. Which ones are used follows from core class (performance
-before efficiency cores), caches and NUMA nodes. The engine works out from the same facts in which order a worker steals from the others.
+among those, and the CPU quota. The quota is the lowest of the process's cgroup and of every one above it. The cores to use follow from core
+class (performance before efficiency cores), caches and NUMA nodes. The engine works out from the same facts in which order a worker steals
+from the others.
 
 All of it may change while a runtime runs, and nothing tells. inotify reports a write to `cpu.max` or `cpuset.cpus` only to who watches that
 very file through the same mount. It never reports that `cpuset.cpus.effective` follows a parent's file, or that an affinity mask was set

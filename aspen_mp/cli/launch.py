@@ -55,7 +55,7 @@ def launch(
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; the runtime goes on in the background.")
     ] = False,
     log: Annotated[
-        LogLevel, typer.Option("--log", help="Which events to write to standard error: all (info), only warnings, or none (off).")
+        LogLevel, typer.Option("--log", help="Events to write to standard error: all (info), only warnings, or none (off).")
     ] = LogLevel.info,
     metrics: Annotated[
         str | None,

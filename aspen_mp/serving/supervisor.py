@@ -32,7 +32,7 @@ from aspen_mp.shm.words import count
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
-"""A server ends whose front ends have died so often before they served, while none of them began to, and none serves."""
+"""A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
 
 
 class ServeOptions(msgspec.Struct, kw_only=True):

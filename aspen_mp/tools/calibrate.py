@@ -32,7 +32,7 @@ NETWORKS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Networks of the zoo that call the kernels, and their options."""
 ROUNDS: Final = 10
 MOST_WORKERS: Final = 8
-"""Tiles are those of a runtime of all cores, of no more than so many."""
+"""The most cores of the runtime whose tiles are measured."""
 MATRIX: Final = 0.95
 """The share of the peak of multiply-adds that kernels reach where nothing else costs anything; factors say the rest."""
 MIXED_WARM: Final = 0.63

@@ -34,7 +34,7 @@ class CoreLimits:
     read: dict[int, float]
 
     def bandwidth(self, nbytes: float) -> float:
-        """GB/s at which so many bytes can be read again and again."""
+        """GB/s at which `nbytes` bytes can be read again and again."""
         return self.read[next((size for size in SIZES if nbytes <= size), SIZES[-1])]
 
 

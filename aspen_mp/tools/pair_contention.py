@@ -20,7 +20,8 @@ PARTS: Final = (0.0, 1 / 3, 2 / 3, 1.0)
 """The rate that a core asks for, as a share of its reading rate."""
 ROUNDS: Final = 4
 SECONDS: Final = 0.1
-"""Seconds of a measurement. Each pair is measured so often and the best counts, because other programs may have a core for a while."""
+"""Seconds of a measurement. Each pair is measured `ROUNDS` times and the best counts, because other programs may have a core for a
+while."""
 CHUNK: Final = 4 << 20
 """Bytes that are read at once."""
 FLOPS_A_TURN: Final = 200.0
@@ -45,8 +46,8 @@ def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[lis
 
 
 def _done(isa: str, cpus: Sequence[int], parts: Sequence[float], buffers: Sequence[np.ndarray], read: float, gflops: float) -> list[float]:
-    """Chunks that each CPU gets done in a second of its time, all at the same time. Who asks for nothing only computes. The time that other
-    programs have a core does not count."""
+    """Chunks that each CPU gets done in a second of its time, all at the same time. A CPU that asks for nothing only computes. The time
+    that other programs have a core does not count."""
     arrived, rates = threading.Barrier(len(cpus)), [0.0] * len(cpus)
 
     def work(cpu: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 12.0
 """Inches."""
 SLOW: Final = 1.02
-"""Groups that take so much longer than alone are hatched."""
+"""Groups that take longer than alone by this factor are hatched."""
 
 
 def check() -> None:

@@ -182,7 +182,7 @@ def deadlines(
     loads: Annotated[
         str, typer.Option("--loads", metavar="0.5,0.9", help="Loads; 1 is what aspen-mp can just serve.")
     ] = "0.5,0.7,0.9,1.1,1.5",
-    slack: Annotated[float, typer.Option("--slack", min=1.0, help="A deadline is so many times the network's time alone.")] = 5.0,
+    slack: Annotated[float, typer.Option("--slack", min=1.0, help="A deadline is this multiple of the network's time alone.")] = 5.0,
     cores: options.Cores = None,
     engines: Crews = None,
     rounds: options.Rounds = 1,

@@ -31,7 +31,7 @@ def serve(
     ] = "http,unix,json,grpc",
     clients: Annotated[str, typer.Option("--clients", metavar="1,16", help="Clients that each wait for their answer.")] = "1,4,16,64",
     rates: Annotated[
-        str | None, typer.Option("--rates", metavar="50,100", help="Also requests that begin so often a second, at random moments.")
+        str | None, typer.Option("--rates", metavar="50,100", help="Also these numbers of requests a second, at random moments.")
     ] = None,
     http_workers: Annotated[int, typer.Option("--http-workers", min=1, help="Processes that answer for the runtime.")] = 1,
     sessions: Annotated[

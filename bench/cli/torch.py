@@ -46,7 +46,7 @@ def torch(
     every: Annotated[bool, typer.Option("--list", help="Measure nothing. Print the networks.")] = False,
     size: Annotated[Sizes, typer.Option("--size", help="Measure networks as published, or small ones.")] = Sizes.full,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="1,4", help="Measure memory and speed of so many processes, too.")
+        str | None, typer.Option("--memory", metavar="1,4", help="Measure memory and speed of these numbers of processes, too.")
     ] = None,
     cores: options.Cores = None,
     engines: Annotated[
@@ -90,7 +90,7 @@ def _measured(
     counts: Sequence[int],
     say: Say,
 ) -> TorchResult:
-    """Times of all networks, and their memory in so many processes."""
+    """Times of all networks, and their memory in several processes."""
     from aspen_mp.bench.peers.seat import SeatError
     from aspen_mp.bench.torch import measure
     from aspen_mp.bench.torch.result import TorchResult

@@ -46,7 +46,7 @@ Presence = Callable[[int, bool], None]
 
 
 def _unheeded(network: int, there: bool) -> None:
-    """Who comes and goes is of no interest to most engines."""
+    """Most engines ignore clients that come and go."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ PHASES = ("resnet50", "resnet50+bert_base@seq=128", "resnet50+bert_base@seq=128+
 """The networks of each phase, unless others are named."""
 ALONE_RUNS = 5
 STEP_S = 0.25
-"""Latencies are medians over so long."""
+"""Seconds over which latencies are medians."""
 
 
 @dataclass(slots=True)

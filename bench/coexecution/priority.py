@@ -171,7 +171,7 @@ def _orders(scene: Scene, engines: Sequence[str], seconds: float) -> Orders:
 
 
 def _both(scene: Scene, seconds: float, urgent: str, load: str) -> list[Source]:
-    """The sources of a scene, for so long; the priority of each."""
+    """The sources of a scene, for `seconds`; the priority of each."""
     every = scene.every_ms / 1e3
     calls = [(k * every, URGENT) for k in range(1, max(3, round(seconds / every)) + 1)]
     return [

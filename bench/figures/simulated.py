@@ -43,7 +43,7 @@ class SimulatedNetwork:
         return planned(model, models.inputs(model), machine, Experiment(in_flight=in_flight))
 
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
-        """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
+        """Milliseconds of a request on each number of cores like this machine's, each with a plan of its own."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, simulate
@@ -78,8 +78,8 @@ class SimulatedNetwork:
         return found
 
     def fractions(self, memory: Mapping[int, float]) -> list[tuple[float, float]]:
-        """Parallel fractions of a request on so many cores like this machine's. `memory`: by numbers of cores, how many times as fast as
-        one they read memory together. Pairs: with that limit, and as if there were none."""
+        """Parallel fractions of a request on each number of cores like this machine's. `memory`: by numbers of cores, how many times as
+        fast as one they read memory together. Pairs: with that limit, and as if there were none."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate

@@ -92,7 +92,7 @@ def case_of(shape: Shape, blocks: int) -> Case:
 
 
 def with_steps(count: int) -> str:
-    """The label of ours with sequences of at most so many steps."""
+    """The label of ours with sequences of at most `count` steps."""
     return f"{OURS}, {count} steps"
 
 

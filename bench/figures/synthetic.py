@@ -13,7 +13,7 @@ ONE = f"{OURS}, 1 core"
 
 
 def case_of(layers: int, height: int, width: int, channels: int) -> Case:
-    """The network: `layers` 3×3 convolutions of `channels` to `channels` on an image of so many pixels."""
+    """The network: `layers` 3×3 convolutions of `channels` to `channels` on an image of `height` × `width` pixels."""
     return Case("aspen32", options={"layers": layers, "image": (height, width), "channels": channels})
 
 

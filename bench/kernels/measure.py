@@ -19,7 +19,7 @@ from .shapes import KernelCall, Operand
 
 Array = npt.NDArray[Any]
 EVICT_BYTES = 96 << 20
-"""Where a processor cannot be told to put data out of its caches, so much is read instead."""
+"""Bytes that are read instead where a processor cannot be told to put data out of its caches."""
 
 
 @dataclass(frozen=True, slots=True)

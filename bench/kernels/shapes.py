@@ -23,7 +23,7 @@ from aspen_mp.shm.tables import KERNEL_BY_CODE, NUMPY_BY_CODE, SPACES
 
 FOLDER = Path(__file__).parent.parent / "shapes"
 WORKERS = 2
-"""Tiles are those of a plan for so many workers."""
+"""Workers of the plan that tiles are of."""
 _NO_KERNEL = frozenset({"JOIN", "END", "OPAQUE"})
 _SHORT = {"float32": "f32", "float64": "f64", "float16": "f16"}
 _LONG = {short: name for name, short in _SHORT.items()}

@@ -16,7 +16,7 @@ import psutil
 
 from aspen_mp.control.wire import python
 
-QUIET_S = 0.005  # an engine rests when it used no CPU time for so long
+QUIET_S = 0.005  # an engine rests when it used no CPU time for this long
 REST_LIMIT_S = 2.0
 CLOSE_S = 30.0
 

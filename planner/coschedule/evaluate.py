@@ -53,7 +53,7 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """Who decides where the groups of a schedule run, and when."""
+    """Decides where the groups of a schedule run, and when."""
 
     def choose(self, state: State, job: int) -> int | None:
         """The core set for the next group of a job, or None to ask again at the next event. It is asked first when the group before has

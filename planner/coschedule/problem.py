@@ -36,7 +36,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class CoreSet:
-    """A processing unit: so many `cores` of each domain. Which of them does not matter."""
+    """A processing unit: the number of `cores` of each domain. Cores of a domain are alike."""
 
     name: str
     cores: tuple[int, ...]

@@ -1,4 +1,4 @@
-/* Which core set runs which layer group of which network, and when: an anytime search (HaX-CoNN, sections 3.4 and 3.5).
+/* Decides which core set runs which layer group of which network, and when: an anytime search (HaX-CoNN, sections 3.4 and 3.5).
  *
  * A state says how far each job is. Time goes on from event to event: a group ends, its data have moved to another core set, a job is
  * released. Whoever has ended a group chooses where the next one runs. It starts now, moves first, or is held until another event. Groups
@@ -29,7 +29,7 @@
 #define CS_NONE UINT32_MAX
 /* Sets of prices, of which each gives a lower bound. */
 #define CS_DUALS 24
-/* Prices are found in so many steps, each of which changes them by less. */
+/* The number of steps in which prices are found, each of which changes them by less. */
 #define CS_PRICE_STEPS 40
 #define CS_PRICE_RATE 0.6
 #define CS_PRICE_SLOWS 0.05
@@ -41,9 +41,9 @@
 #define CS_ROUNDING 1e-10
 /* Each pass is so many times as wide as the one before. */
 #define CS_WIDER 2
-/* A pass keeps at most so many states: what is beyond is left out, and later passes would be no wider. */
+/* The most states that a pass keeps: others are left out, and later passes would be no wider. */
 #define CS_MOST_STATES (1u << 18)
-/* The clock is read once for so many states, at most. */
+/* The clock is read once for this many states, at most. */
 #define CS_STRIDE 16
 /* Among states of about the same bound, the one whose jobs have less left on average goes first. */
 #define CS_OTHERS 0.3

@@ -103,7 +103,7 @@ def block_factor(layer: Layer, strides: tuple[int, int], block: int, likeness: f
 
 
 def direct_error(terms: int) -> float:
-    """The relative error of a direct sum of so many terms, root mean square: each of its partial sums is rounded."""
+    """The relative error of a direct sum of `terms` terms, root mean square: each of its partial sums is rounded."""
     return ROUNDING * sqrt(terms / 2)
 
 

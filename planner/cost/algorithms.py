@@ -25,7 +25,7 @@ WORTH = 0.12
 WORTH_AT_ALL = 0.05
 """So must the smallest, beside the direct way."""
 WEIGHTS_BYTES_PER_NS = 13.0
-"""How fast weights come from memory into products of few blocks: a core has so many outstanding cache misses."""
+"""How fast weights come from memory into products of few blocks: a core has a limited number of outstanding cache misses."""
 LEAST_CHANNELS = 12
 """Below, a block's products are too short to pay for anything."""
 LEAST_OUTPUTS = 16

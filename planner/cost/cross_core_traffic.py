@@ -14,9 +14,9 @@ _TYPES: dict[str, Any] = {"begin": np.uint32, "sources": np.uint32, "nbytes": np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """Rows in CSR form: row k reads `sources[begin[k] : begin[k + 1]]`, so many bytes of each. The first `tiles` rows are the tiles; those
-    that follow are groups, sets of tiles that several others read as a whole. A source is a tile, or a group, for which `nbytes` says
-    nothing; those of groups are tiles.
+    """Rows in CSR form: row k reads `nbytes[begin[k] : begin[k + 1]]` bytes of `sources[begin[k] : begin[k + 1]]`. The first `tiles` rows
+    are the tiles; those that follow are groups, sets of tiles that several others read as a whole. A source is a tile, or a group, for
+    which `nbytes` says nothing; those of groups are tiles.
 
     ValueError where the arrays do not fit each other.
     """

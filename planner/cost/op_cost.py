@@ -103,7 +103,7 @@ def traffic(node: Node) -> float:
 
 
 def stack_ns(pixels_in: Any, pixels_out: Any, channels: int, outputs: Any, taps: int) -> Any:
-    """Arithmetic of PWDW: so many pixels of its wide tensor, of its output. Numbers or arrays of them."""
+    """Arithmetic of PWDW over `pixels_in` pixels of its wide tensor and `pixels_out` of its output. Numbers or arrays of them."""
     padded = -(-outputs // HALF_PANEL) * HALF_PANEL
     wide = 2.0 * channels / rates().matrix + WIDE_NS
     return padded * (pixels_in * wide + pixels_out * (2.0 * taps / DEPTHWISE_FLOPS_PER_NS + DEPTHWISE_OUT_NS))

@@ -129,7 +129,7 @@ def processor(file: str = "/proc/cpuinfo") -> str:
 
 
 def vendor(file: str = "/proc/cpuinfo") -> str:
-    """Who made it, as x86 processors say it themselves; "" where they do not."""
+    """The maker's name, as x86 processors say it themselves; "" where they do not."""
     return _facts(file).get("vendor_id", "")
 
 

@@ -320,7 +320,7 @@ class Rolling(TileCost):
 
 
 def of(node: Node, workers: int = 1) -> TileCost:
-    """The model of a node's tiles, which so many workers share."""
+    """The model of a node's tiles, which `workers` workers share."""
     a, factor = node.inputs[0] if node.inputs else None, op_cost.factor(node)
     model = _MODELS.get(SPECS[node.op].cost.tiles)
     if a is None or model is None:
@@ -398,7 +398,7 @@ _MODELS: Final[Mapping[TileModel, Callable[[Node, Tensor, int], TileCost]]] = {
 NOTHING_FOUND: Final = 1 << 30
 """With this many workers none executes two tiles of a node, so that every tile makes its input, …"""
 ALL_FOUND: Final = 0
-"""… and of so many none has to: each finds it."""
+"""… and with this many none has to: each finds it."""
 
 
 def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:

@@ -477,9 +477,9 @@ def _in_function_body(light: ModelProto, message: str) -> bool:
 
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
-"""Which input of a convolution has a number for each channel of the output."""
+"""The input of a convolution that has a number for each channel of the output."""
 _WEIGHTED = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
-"""Which input of a convolution has its weights."""
+"""The input of a convolution that has its weights."""
 CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *_WEIGHTED, *WINDOWED_POOLS})
 
 

@@ -104,7 +104,7 @@ def _broadcasting(node: NodeProto, inputs: Inputs) -> list[NodeProto]:
 
 
 def _with_axes_behind(node: NodeProto, gone: set[str], rank: int, behind: int) -> list[NodeProto]:
-    """The node, its second input with so many axes of length 1 behind its own."""
+    """The node, its second input with `behind` axes of length 1 behind its own."""
     if not behind:
         return [_again(node, gone)]
     wide = _inner(node, "wide")

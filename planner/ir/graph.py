@@ -12,7 +12,7 @@ Two levels share these classes. *ONNX level*: ``Node.op`` is an ONNX operator na
 
 Some inputs have the rank of the output, and on each axis either its dimension or 1 (broadcast). They are those of element-wise nodes
 (UNARY, BINARY, TERNARY, CAST, COPY), and the residual of convolutions. The others are scale and bias of NORM, bias and residual of GEMM,
-and the leading axes of GEMM's A and B. Which attributes each kernel has its `OpSpec` says (`aspen_mp.planner.ops.table`).
+and the leading axes of GEMM's A and B. A kernel's `OpSpec` lists its attributes (`aspen_mp.planner.ops.table`).
 """
 
 from __future__ import annotations

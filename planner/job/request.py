@@ -50,7 +50,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: Instructions = Instructions()
 
     def for_machine(self, instructions: Instructions, cores: int) -> PlanRequest:
-        """Return what it asks for on a machine of so many cores: instances are counted, and tiles are cut for them."""
+        """Return what it asks for on a machine of `cores` cores: instances are counted, and tiles are cut for them."""
         instances = self.instances or instances_for(self.objective, cores)
         planning = self.planning
         if self.objective == "throughput":

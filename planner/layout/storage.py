@@ -31,7 +31,7 @@ from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
 
 PAGE = 4096
 PAGED_BYTES = 64 << 10
-"""Inputs of so many bytes on begin and end with a page."""
+"""Inputs of at least this many bytes begin and end with a page."""
 ARENA, REQUEST, PLAN, WEIGHTS = "ARENA", "REQUEST", "PLAN", "WEIGHTS"
 ALIGN = 64
 

@@ -13,7 +13,7 @@ from aspen_mp.planner.frontends.functions import called, subgraphs
 from aspen_mp.planner.frontends.tensors import Store
 from aspen_mp.planner.ir.graph import Node, Tensor
 
-_EMBED = 1024  # constants of up to so many bytes travel inside the model
+_EMBED = 1024  # constants of at most this many bytes travel inside the model
 
 
 def lower_opaque(node: Node, inputs: Sequence[Tensor | None], functions: Iterable[FunctionProto], store: Store) -> Node:

@@ -247,7 +247,7 @@ def phases_of_image(b: Builder, x: Tensor) -> Tensor:
 
 
 def phases_of_weights(b: Builder, w: Tensor, before: tuple[int, int], kernel: tuple[int, int]) -> Tensor:
-    """[OC, C, KH, KW] → [OC, 4 C, *kernel], with so many zeros before the first row and column."""
+    """[OC, C, KH, KW] → [OC, 4 C, *kernel], with `before` zeros before the first row and column."""
     oc, c, kh, kw = w.shape
     rows, columns = kernel
 

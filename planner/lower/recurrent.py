@@ -193,7 +193,7 @@ def _state(b: Builder, state: Tensor, k: int) -> Tensor:
 
 
 def runs(layer: Layer) -> list[tuple[int, int]]:
-    """Which steps of a direction are a node each, [begin, end), in the order of steps.
+    """The runs of steps of a direction that are a node each, [begin, end), in the order of steps.
 
     A run's tiles only share rows of the batch, so one core has to read all recurrent weights for every step. Where they stay in its own
     cache that is as fast as it gets, and a run should be long. A node costs planning, scheduling a tile, and fetching a state from another

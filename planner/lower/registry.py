@@ -1,4 +1,4 @@
-"""Which rule lowers which ONNX operator."""
+"""Registers the rule that lowers each ONNX operator."""
 
 from __future__ import annotations
 

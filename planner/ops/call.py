@@ -97,7 +97,7 @@ def has_function(call: Call, i: int) -> None:
 
 
 def ranked(arg: Arg, rank: int, what: str) -> None:
-    """An operand must have so many axes."""
+    """An operand must have `rank` axes."""
     if len(arg.shape) != rank:
         raise Misfit(f"rank of {what}", len(arg.shape), rank)
 

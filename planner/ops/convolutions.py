@@ -276,7 +276,7 @@ def _pool_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
 
 
 WIDEST_WINDOW = 64
-"""Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
+"""Rows and columns that a window of PWDW may span or move by: scratch memory holds all of them."""
 MOST_COPIED = 1 << 34
 """Bytes of scratch memory that QCONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
 MOST_ROWS = NUMBERS["MAX_ROWS"]
@@ -284,7 +284,7 @@ MOST_ROWS = NUMBERS["MAX_ROWS"]
 
 
 def window(call: Call, first: int, pads: int) -> tuple[int, int]:
-    """Sides of a window whose kernel, strides, dilations and so many paddings are the parameters from `first` on."""
+    """Sides of a window whose kernel, strides, dilations and `pads` paddings are the parameters from `first` on."""
     for k in range(6):
         in_range(call, first + k, ("kernel", "kernel", "stride", "stride", "dilation", "dilation")[k], 1, LIMIT)
     for k in range(pads):

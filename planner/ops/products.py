@@ -40,12 +40,12 @@ BYTES_GROUP, BYTES_HEADER = NUMBERS["BYTES_GROUP"], NUMBERS["BYTES_HEADER"]
 
 
 def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int, int]:
-    """The shape of packed bytes of [depth, columns], or of so many taps of them."""
+    """The shape of packed bytes of [depth, columns], or of `taps` taps of them."""
     return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
 
 
 def bytes_scratch(rows: int, depth: int) -> int:
-    """Bytes that QGEMM takes for so many rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
+    """Bytes that QGEMM takes for `rows` rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
     row = -(-depth // 64) * 64
     return rows * (48 + row + (64 if row % 4096 == 0 else 0)) + 64
 

@@ -43,7 +43,7 @@ POINT_NS, TAP_NS = 10.0, 0.7
 SAMPLED_NS, SAMPLED_TAP_NS, ROI_TAP_NS = 0.15, 0.03, 0.07
 """A result that comes of several pixels, and each of them: of GRIDSAMPLE and of ROIALIGN."""
 REGION = 14.0
-"""Pixels along an axis of a region of ROIALIGN: detectors take them from images in which they have about so many."""
+"""Pixels along an axis of a region of ROIALIGN, about, in the images from which detectors take them."""
 DEFORM_NS, PLACE_NS = 0.15, 20.0
 """An element that DEFORM writes, and a place where it reads."""
 
@@ -171,7 +171,7 @@ def _gridsample_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -
 
 
 def _roialign_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    """Which image a region is of is read; where that is known the images between the first and the last one, else all."""
+    """The images of the regions: those between the first and the last one where `batches` is known, else all."""
     if i > 0:
         out_lo, out_hi = whole(shape, len(lo))
         out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]

@@ -18,7 +18,7 @@ ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 _BROADCAST = ELEMENTWISE | {"view.expand"}
 _COMPARED = _BROADCAST | {"concat"} | {spec.name for spec in SPECS.values() if spec.kind is Kind.WINDOWED}
-"""Whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
+"""Ops whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
 
 
 class GraphError(AssertionError):

@@ -21,7 +21,7 @@ from aspen_mp.shm.tables import UNARY
 _MATRICES = ("GEMM", "QNBITGEMM", "QGEMM")
 _FLOATS = ("GEMM", "QNBITGEMM")
 _SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
-"""Whose inputs 4 and 5 are scale and shift."""
+"""Ops whose inputs 4 and 5 are scale and shift."""
 _PRODUCTS = (*_SCALED, "QGEMM", "QCONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}

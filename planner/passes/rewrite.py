@@ -87,7 +87,7 @@ class Rewriter:
             self._killed = []
 
     def adopt(self, node: Node, others: Sequence[Node]) -> None:
-        """The results of the others become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
+        """The results of the others become further outputs of `node`, in their order; they die. Their readers come behind `node`."""
         for other in others:
             node.outputs.append(other.output)
             other.output.producer = node

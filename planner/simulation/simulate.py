@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 
 NOT_COPIED = 4 << 20
-"""Outputs of so many bytes are handed to the caller where they are."""
+"""Outputs of at least this many bytes are handed to the caller where they are."""
 FEWEST = 40
 """Requests from which a throughput is told: fewer end too seldom."""
 ORDERS = ("fifo", "lifo", "random", "layer")

@@ -27,7 +27,7 @@ from aspen_mp.planner.ops.table import SPECS, input_region
 GOAL = 0.5
 """The most that an operator may read and write of a slice, as a share of a cache: several layers' activations live at a time."""
 RECYCLED = 3
-"""After so many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
+"""After this many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
 SLICE_NS = (15_000.0, 45_000.0)
 """The cost of a further node: its tiles are more and smaller, and workers wait for the last of them. The less, the longer runs are and the
 more slices they have; which are the better ones the simulation says."""
@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Nodes [begin, end) of a graph, in so many slices of the batch."""
+    """Nodes [begin, end) of a graph, in `slices` slices of the batch."""
 
     begin: int
     end: int
@@ -61,7 +61,7 @@ def in_slices(graph: Graph) -> list[Graph]:
 
 
 def find_runs(graph: Graph, slice_ns: float) -> list[Run]:
-    """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
+    """The runs that save most memory traffic by the cost model, in the order of the graph, where a further node costs `slice_ns`."""
     nodes = graph.nodes
     if len(nodes) > MOST_LOOKED_AT:
         return []

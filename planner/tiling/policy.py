@@ -198,7 +198,7 @@ def _blocks(dim: int, granule: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _parts(blocks: int) -> npt.NDArray[np.int64]:
-    """Candidate numbers of parts of an axis of so many blocks."""
+    """Candidate numbers of parts of an axis of `blocks` blocks."""
     out = {1, blocks} | {n for k in range(13) for n in (2**k, 3 * 2**k) if n < blocks}
     out |= {-(-blocks // k) for k in range(1, 9)}
     return np.array(sorted(n for n in out if n <= min(blocks, MAX_TILES)) or [1], np.int64)
@@ -206,7 +206,7 @@ def _parts(blocks: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=1024)
 def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
-    """All combinations of parts of axes of so many blocks, a vector an axis, and the numbers of tiles."""
+    """All combinations of parts of axes of `blocks` blocks, a vector an axis, and the numbers of tiles."""
     mesh = [m.ravel() for m in np.meshgrid(*map(_parts, blocks), indexing="ij")]
     return mesh, np.prod(mesh, axis=0)
 
@@ -317,7 +317,7 @@ def _images(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _image_grid(shape: Sequence[int], parts: Sequence[int], granules: tuple[int, int, int], channels_first: bool) -> Grid:
-    """The grid of so many parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
+    """The grid of `parts` parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
     volume are one axis too many to be cut."""
     rows, columns, channels = granules
     cuts = [split(shape[0], parts[0]), split(shape[1], parts[3], channels), split(shape[-2], parts[1], rows)]

@@ -57,7 +57,7 @@ NODE: Final = 700
 SOURCE: Final = 50
 """… and for each node that they read from: behind the concats of a DenseNet there are many."""
 STARTS: Final = 1.5
-"""A quick search does not start anew when it has spent the effort of so many."""
+"""A quick search does not start anew when it has spent the effort of this many starts."""
 FEW: Final = 4.0
 """On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
 BEGIN: Final = 30
@@ -86,10 +86,11 @@ WORTH_ORDER: Final = 0.01
 differ by chance alone."""
 JITTER: Final = 0.05
 SAMPLES: Final = 3
-"""A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. If they vary less
-than real tiles (caches, interrupts), the search finds tiles so coarse that workers wait for each other. If they vary more, it finds ones
-that take longer than the waiting that they save. A tile that is longer in one sample is as much shorter in another, and the middle sample
-has no jitter. With chance of its own in each, the few samples that there is time for would choose tiles that are good in them alone."""
+"""A schedule must not be good by chance: each is simulated `SAMPLES` times, with tiles that take longer or less by `JITTER`. If they vary
+less than real tiles (caches, interrupts), the search finds tiles so coarse that workers wait for each other. If they vary more, it finds
+ones that take longer than the waiting that they save. A tile that is longer in one sample is as much shorter in another, and the middle
+sample has no jitter. With chance of its own in each, the few samples that there is time for would choose tiles that are good in them
+alone."""
 JITTER_UNLIKE: Final = 0.1
 """The same where cores are unlike. There samples differ by speeds, too (`AS_KNOWN`), and each has chance of its own. Mirrored, and with
 less of it, VGG-16 took 3 to 4 % longer beside a core of a quarter of the speed. Other networks took about as long."""

@@ -25,7 +25,7 @@ ABOUT: Final = 0.01
 MOST_STEPS: Final = 4000
 """Networks of more steps are not simulated, which would take seconds for each team: each request gets its part of the cores."""
 PAST: Final = 0.03
-"""Where a team has so much less throughput than a smaller one, larger ones have less still: there is more work in their tiles."""
+"""Where a team has less throughput than a smaller one by this share, larger ones have less still: there is more work in their tiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def clock() -> tuple[int, int]:
     """Now: ticks, in which DSEs count time, and nanoseconds of CLOCK_MONOTONIC."""
 
 def trace_bytes(rings: int, capacity: int) -> int:
-    """Size of a trace segment with so many rings of `capacity` records each."""
+    """Size of a trace segment with `rings` rings of `capacity` records each."""
 
 def trace_format(buf: Buffer, rings: int, capacity: int) -> None:
     """Makes a new trace segment ready for DSEs. `capacity`: a power of two. ValueError for other numbers."""

@@ -23,34 +23,34 @@ MOST_LINE: Final = 140
 LEAST_MESSAGE: Final = 4
 """A string of fewer words is a name or a unit, not a message."""
 ALLOWED: Final[dict[str, int]] = {
-    "aspen_mp": 1,
     "aspen_mp/cli": 6,
-    "aspen_mp/client": 97,
-    "aspen_mp/control": 112,
-    "aspen_mp/torch": 52,
-    "bench": 8,
-    "bench/coexecution": 9,
-    "bench/figures": 10,
+    "aspen_mp/client": 110,
+    "aspen_mp/control": 130,
+    "aspen_mp/torch": 60,
+    "bench": 11,
+    "bench/coexecution": 10,
+    "bench/figures": 14,
     "bench/peers": 2,
-    "bench/ray": 1,
+    "bench/ray": 2,
     "bench/render": 2,
     "bench/serve": 1,
     "planner": 5,
-    "planner/job": 3,
-    "planner/plan": 49,
-    "planner/tiling": 11,
-    "shm/protocol": 127,
-    "workers": 1,
+    "planner/job": 8,
+    "planner/plan": 52,
+    "planner/tiling": 12,
+    "shm/protocol": 147,
     "workers/plans": 5,
 }
 """Violations of each folder. The numbers may only fall."""
 
 _DENIES: Final = re.compile(r"(?<!\bthere )\b(?:is|are|was|were) no (?!longer|more|less|better|further|sooner)", re.IGNORECASE)
 _INVERTED: Final = re.compile(
-    r"(?:Of|What|So (?:many|much|few|large|small|long|far|often|old|big|deep)"
+    r"(?:Of|What|Which|Whose|Whom|Who|So (?:many|much|few|large|small|long|far|often|old|big|deep)"
     r"|(?:At|By|For|From|In|Into|On|Over|Through|To|Under|With) (?:what|which|whom|whose)"
     r"|That (?:an?|the|no|it|its|they|their|there|these|this|all|one|each|every|nothing|some\w*))\b"
 )
+_SO_MANY: Final = re.compile(r"\bso (?:many|much|few|large|small|long|often)\b(?!.*\b(?:that|as)\b)", re.IGNORECASE)
+"""An amount that the sentence does not tell, as in "for so many workers"."""
 _PARAGRAPH: Final = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |[\w`]+(?: \([^)]*\))?:(?:\s|$)))")
 """Between two paragraphs: an empty line, or the mark of an item, or a name and a colon."""
 _CODE: Final = re.compile(r"`[^`]*`|\[[^\]]*\]")
@@ -69,6 +69,8 @@ def broken(text: str) -> Iterator[tuple[str, str]]:
                 yield f"a sentence of {count} words, {MOST_WORDS} at most", sentence
             if _DENIES.search(sentence):
                 yield '"is no" before a noun', sentence
+            if _SO_MANY.search(sentence):
+                yield '"so many" in place of a name or a number', sentence
             if _INVERTED.match(sentence) and not sentence.endswith("?"):
                 yield "begins with its object", sentence
 

@@ -75,7 +75,7 @@ struct aspen_dse {
   /* Scratch memory of kernels (execute.h). */
   void *scratch;
   size_t scratch_bytes;
-  uint32_t scratch_of, scratch_generation, scratch_op; /* Whose tile used it last: instance, generation, op. ASPEN_NONE: nobody's. */
+  uint32_t scratch_of, scratch_generation, scratch_op; /* The last user of scratch: instance, generation, op. ASPEN_NONE: nobody's. */
 
   /* Caches apart (caches.h). */
   double far;        /* The share of looks at others' lines that took as long as from another cache. Late looks count most. */

@@ -1,4 +1,4 @@
-/* Which tile a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
+/* Chooses the tile that a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
  *
  * An older request's tile goes first, wherever it waits. Then comes the tile to follow, then the own row's best, then another row's. A
  * filter says which tiles a search takes. It is passed by value, so no search changes what the next one takes.

@@ -18,7 +18,7 @@ Count = tuple[int, int, int | None, int, int]
 ALIKE: Final = 1.25
 """Speeds that differ by less are the same: estimates of tiles are no better than that."""
 LOOKS: Final = 4
-"""A speed is taken over so many looks at least. Who has not worked for so many is not compared with others."""
+"""A speed is taken over this many looks at least. A worker with fewer looks is not compared with others."""
 ENOUGH_NS: Final = 50e6
 """The expected kernel time in them, or over as many more looks as that takes: less says nothing."""
 STEPS: Final = 4

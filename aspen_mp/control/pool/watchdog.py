@@ -1,6 +1,6 @@
 """Notices workers that hang. One that runs on and on in a tile, or sleeps where no kernel ever sleeps, is ended; another does its tile.
 
-Which clock: the worker's own CPU time. A worker's heartbeat counts the turns of its loop, so it stands still for the length of a tile. On a
+The clock is the worker's own CPU time. A worker's heartbeat counts the turns of its loop, so it stands still for the length of a tile. On a
 machine that is merely overloaded, paused or throttled it stands still for any length of wall time, but uses no CPU meanwhile. A tile that
 does not end uses CPU without end. So CPU time used since the heartbeat last moved counts. Its bound is `TIMES` the time that the plan
 estimates for the tile, and no less than `LEAST_S`. A worker that neither moves nor is able to run sleeps in the kernel, state S: in a lock
@@ -47,7 +47,7 @@ OPAQUE_S = 60.0
 MAPPING_S = 10.0
 STUCK_S = 30.0
 SLOW_S = 10.0
-"""A tile that has been seen in execution for so long is reported."""
+"""A tile that has been seen in execution for this long is reported."""
 SOON_S = 0.1
 """How soon a worker is looked at again whose heartbeat has stood still since the last look."""
 LOOKS: Final = 3

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aspen_mp.control.wire.event_loop import Loop
 
 ANSWER_S: Final = 2.0
-"""A zygote that has not forked after so long is stuck (stopped, perhaps) and is ended."""
+"""A zygote that has not forked after this time is stuck (stopped, perhaps) and is ended."""
 MOST_DEATHS: Final = 3
 """Zygotes in a row that die without having forked a worker: then there is none any more."""
 AGAIN_S: Final = 1.0

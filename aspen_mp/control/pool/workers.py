@@ -35,7 +35,7 @@ BOOT_S = 30.0
 AGAIN_S = 1.0
 """How soon it is tried again to start a worker that could not be started, where no call of a client fails because of it."""
 STOPPED_S = 1.0
-"""A worker that has been stopped (SIGSTOP) for so long is ended: what it holds is needed."""
+"""A worker that has been stopped (SIGSTOP) for this long is ended: what it holds is needed."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class Cores:
     """
 
     def __init__(self, config: Config) -> None:
-        """ResourceLimitError where there may not be so many workers."""
+        """ResourceLimitError where the number of workers is not allowed."""
         self.leases = Leases(config.leases)
         self._limits_reader = topology.LimitsReader()
         self.limits = self._limits_reader.read()

@@ -12,7 +12,7 @@ import signal
 from contextlib import suppress
 
 REAP_S = 1.0
-"""A process that was killed and has not ended after so long is left alone."""
+"""A process that was killed and has not ended after this time is left alone."""
 
 
 def ended(pidfd: int, seconds: float) -> bool:

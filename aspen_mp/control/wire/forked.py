@@ -25,7 +25,7 @@ def fork(
     OSError where there is none.
 
     The process has no descriptor but `keep` and the standard ones, and runs no exit handler of this one. It ends with this one unless it
-    `outlives` it. `name`: at most 15 characters. `oom_score`: as of `process.set_oom_score`. `seconds`: SIGALRM ends it after so long; 0:
+    `outlives` it. `name`: at most 15 characters. `oom_score`: as of `process.set_oom_score`. `seconds`: SIGALRM ends it after this time; 0:
     never.
     """
     parent = os.getpid()

@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket: a client makes sure that it talks to its own runtime before it sends a byte.
+"""Identifies the other end of a socket: a client makes sure that it talks to its own runtime before it sends a byte.
 
 The name of an abstract socket is public. Once a runtime has ended, anybody may bind its name. A client therefore checks three things. The
 first is the user of the process that listens, as the kernel reports it. The second is when that process started. The third comes with the

@@ -448,7 +448,7 @@ _number = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 def _request_number(payload: bytes) -> int:
     """The id of a request that does not decode as a whole; 0 where it is not known, or it is none."""
     if payload[:1] not in _short_arrays:
-        return 0  # no message has so many fields, and a million of them would take memory
+        return 0  # no message has this number of fields, and a million of them would take memory
     try:
         tag, number, *_ = _parts.decode(payload)
         return _number.decode(number) if _tag.decode(tag) in _requests else 0

@@ -244,7 +244,7 @@ def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.N
 
 
 def _check_contents(tensor: Any, n: int) -> None:
-    """RequestError unless a tensor has so many elements, in the field of its datatype."""
+    """RequestError unless a tensor has `n` elements, in the field of its datatype."""
     where = f"input {tensor.name!r}"
     field = FIELDS.get(tensor.datatype)
     if field is None:

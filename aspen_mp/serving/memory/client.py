@@ -56,7 +56,7 @@ class Memory:
     """
 
     def __init__(self, nbytes: int) -> None:
-        """`nbytes`: for all arrays, which begin at multiples of `ALIGN`. OSError where there is not so much memory."""
+        """`nbytes`: for all arrays, which begin at multiples of `ALIGN`. OSError where there is not enough memory."""
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.fd = os.memfd_create("aspen-mp-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

@@ -92,7 +92,7 @@ class InferenceStatistics(msgspec.Struct, kw_only=True):
 
 
 class BatchStatistics(msgspec.Struct, kw_only=True):
-    """Executions of so many rows."""
+    """Executions of `batch_size` rows."""
 
     batch_size: Annotated[int, Meta(ge=1)]
     compute_input: Duration

@@ -115,7 +115,7 @@ def _end(text: memoryview, begin: int) -> Work[int]:
 def array(
     run: memoryview, shape: Sequence[int], dtype: np.dtype[Any], where: str, decode: Callable[[bytes, int], npt.NDArray[Any]]
 ) -> Work[npt.NDArray[Any]]:
-    """The tensor whose list was taken out. `decode`: reads a flat list of so many numbers. RequestError where it does not fit."""
+    """The tensor whose list was taken out. `decode`: reads a flat list, whose length it is told. RequestError where it does not fit."""
     n = math.prod(shape)
     if len(run) <= WHOLE:
         text = bytes(run)
@@ -138,7 +138,7 @@ def _count(text: bytes, letter: str) -> int:
 
 
 def _check_form(run: memoryview, shape: Sequence[int], n: int, where: str) -> Work[None]:
-    """RequestError unless the list is flat or nested as the shape is, and has so many elements."""
+    """RequestError unless the list is flat or nested as the shape is, and has `n` elements."""
     form, last, beside_lists = [], b"", False
     for k in range(0, len(run), turns.STEP):
         block = bytes(run[k : k + turns.STEP])

@@ -63,7 +63,7 @@ _PART_BYTES: Final = MOST_ROWS * _ROW_WORDS * 8
 
 
 def make(parts: int) -> int:
-    """Memory for so many front ends: a descriptor, which is the caller's to close. Pages that nobody writes take no memory."""
+    """Memory for `parts` front ends: a descriptor, which is the caller's to close. Pages that nobody writes take no memory."""
     fd = os.memfd_create("aspen-serve-counts", os.MFD_CLOEXEC)
     try:
         os.truncate(fd, parts * _PART_BYTES)

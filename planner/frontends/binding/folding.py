@@ -20,7 +20,7 @@ from aspen_mp.planner.ops.packing import low_bit
 from aspen_mp.shm.errors import ModelInvalidError
 
 SMALL = 64 * 1024
-"""Constants of up to so many bytes are computed at once."""
+"""Constants of at most this many bytes are computed at once."""
 
 PLAN_CONSTANT = 1 << 20
 """Larger values that depend on the input shapes are computed by the plan, not stored in it."""

@@ -26,7 +26,7 @@ from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Shape, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, TooLarge, UnsupportedModelError
 
-_COMPARED = 256  # so many bytes of the model's constants are compared
+_COMPARED = 256  # bytes of the model's constants that are compared
 _HINT = 8192  # values of more bytes never decide shapes
 
 _BY_LARGE_VALUES = own_shapes.NAMES | {"Range"}

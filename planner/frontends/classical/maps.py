@@ -43,7 +43,7 @@ def table(node: NodeProto, attrs: dict[str, Any], inputs: Sequence[Tensor | None
 
 
 def _columns(attrs: dict[str, Any]) -> dict[int | str, int] | None:
-    """Which column of the scores each key has, in the order of keys, which is that of onnxruntime's maps. The last of equal labels counts.
+    """The column of the scores for each key, in the order of keys, which is that of onnxruntime's maps. The last of equal labels counts.
     None: there is not one list of labels, or they are not texts."""
     words, numbers = attrs.get("classlabels_strings"), attrs.get("classlabels_int64s")
     if bool(words) == bool(numbers):

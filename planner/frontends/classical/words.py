@@ -158,7 +158,7 @@ def _read(node: NodeProto, found: dict[str, _Kin]) -> None:
 
 
 def _places(node: NodeProto) -> tuple[int, ...] | None:
-    """Which inputs of a node that moves or compares are the strings."""
+    """The inputs that are the strings, of a node that moves or compares."""
     domain = domain_of(node)
     if domain == DOMAIN and node.op_type == "ArrayFeatureExtractor":
         return (0,)

@@ -131,7 +131,7 @@ def _multi_head(b: Body) -> list[str]:
 
 
 def _unpacked(b: Body, x: str, count: int) -> list[str]:
-    """[batch, tokens, heads, count, d] → so many of [batch, tokens, heads · d]."""
+    """[batch, tokens, heads, count, d] → `count` of [batch, tokens, heads · d]."""
     parts = (b.emit("Gather", x, b.constant(np.int64(n)), axis=3) for n in range(count))
     return [b.emit("Reshape", part, b.ints(0, 0, -1)) for part in parts]
 

@@ -132,7 +132,7 @@ def _dequantised(b: Body, values: str, scale: str, zeros: str, shape: Sequence[i
 
 
 def _as_bytes(b: Body, k: int, bits: int, last: int) -> str:
-    """Input k, one number in a byte, so many along the last axis."""
+    """Input k, one number in a byte, `last` along the last axis."""
     tensor = b.tensor(k)
     if tensor.dtype == np.uint8 and bits == 8:
         return b.name(k)

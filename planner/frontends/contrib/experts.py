@@ -81,7 +81,7 @@ def _chances(b: Body, count: int, others: str) -> str:
 
 
 def _product(b: Body, tokens: str, layer: _Layer, parts: int, fusion: int) -> list[str]:
-    """The tokens times all experts' weights, as so many parts [tokens, experts · inner]. Rows of the parts lie in turn (`fusion` 1), or one
+    """The tokens times all experts' weights, as `parts` parts [tokens, experts · inner]. Rows of the parts lie in turn (`fusion` 1), or one
     part behind the other."""
     count, inner = layer.count, layer.rows // parts
     split, perm = ((inner, parts), (2, 0, 1)) if fusion == 1 else ((parts, inner), (1, 0, 2))

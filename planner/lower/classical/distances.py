@@ -36,7 +36,7 @@ def _scan(b: Builder, node: Node) -> list[Tensor]:
 
 
 def _term(body: GraphProto) -> str | None:
-    """Which distances a body computes: (table, row) → (the table, distances of its rows from that one)."""
+    """The distances that a body computes: (table, row) → (the table, distances of its rows from that one)."""
     made = {name: node for node in body.node for name in node.output}
     constants = {t.name: t for t in body.initializer}
 

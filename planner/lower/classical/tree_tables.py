@@ -44,7 +44,7 @@ EQUAL, MISSING = 1 << NUMBERS["EQUAL_BIT"], 1 << NUMBERS["MISSING_BIT"]
 """Flags beside a node's feature (`workers/kernels/classical/ensemble.h`)."""
 MOST_FEATURES, MOST_NODES, MOST_STEPS = 1 << 29, 1 << 30, 1 << 20
 _SPREAD = 8
-"""Leaves may have weights for targets far apart; with gaps filled they take at most so many times the room."""
+"""Leaves may have weights for targets far apart; with gaps filled they take at most this multiple of the room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def pack(t: Trees, targets: int, aggregate: str, dtype: np.dtype[Any]) -> Packed
 
 
 def _turned(t: Trees) -> npt.NDArray[np.bool_]:
-    """Whose comparison is the opposite of the one that a node makes. Nothing is greater than a NaN threshold."""
+    """The nodes whose comparison is the opposite of the one to make. Nothing is greater than a NaN threshold."""
     turned: npt.NDArray[np.bool_] = (t.mode == NEQ) | (np.isin(t.mode, (GT, GTE)) & ~np.isnan(t.value))
     return turned
 

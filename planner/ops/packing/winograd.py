@@ -93,7 +93,7 @@ def axes(kernel: Sequence[int], strides: Sequence[int], block: int) -> tuple[Axi
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Blocks of a WINO, by rows and columns. ``sides``: outputs, ``steps``: input from one block to the next, ``patch``: input of a block.
-    `products` of a block, of which so many `weights` differ; `transforms`: axes along which there is something to transform."""
+    `products`: of a block. `weights`: those with weights of their own. `transforms`: axes along which there is something to transform."""
 
     sides: tuple[int, int]
     steps: tuple[int, int]

@@ -365,7 +365,7 @@ def _refinement(first: Shape, second: Shape) -> Shape | None:
 
 
 def _axis_in(shape: Shape, before: int) -> int | None:
-    """The axis that has so many elements before it."""
+    """The axis that has `before` elements before it."""
     return next((k for k in range(len(shape)) if prod(shape[:k]) == before), None)
 
 

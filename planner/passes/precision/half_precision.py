@@ -34,7 +34,7 @@ _MOVES: Final = frozenset({"Concat", "DepthToSpace", "Expand", "Flatten", "Gathe
 _AS_THEY_ARE: Final = frozenset({*_CASTS, "QuantizeLinear", "DequantizeLinear", "OPAQUE", "Scan"})
 """Their results depend on types, besides rounding."""
 _SMALL: Final = 1 << 16
-"""Constants of up to so many bytes are widened at once."""
+"""Constants of at most this many bytes are widened at once."""
 
 
 def compute_in_f32(graph: Graph, kernels: Collection[str]) -> None:

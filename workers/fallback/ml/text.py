@@ -262,7 +262,7 @@ class _Grams:
         return np.where(self._keys[at] == key, self._to[at], -1)
 
     def found(self, places: Array) -> Array:
-        """Which output the n-gram that ends at each place counts for; -1 for none."""
+        """The output for which the n-gram that ends at each place counts; -1 for none."""
         return np.where(places < 0, -1, self._ends[places])
 
 

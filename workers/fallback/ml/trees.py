@@ -127,7 +127,7 @@ def _numbers(a: Attributes, name: str, dtype: np.dtype[Any] | None) -> Array:
 
 
 class _Places:
-    """Which node has which number in which tree."""
+    """The number of each node in each tree."""
 
     def __init__(self, trees: Array, nodes: Array) -> None:
         self._trees, self._nodes = np.unique(trees), np.unique(nodes)
@@ -396,7 +396,8 @@ def _of_many(total: Array, there: Array, base: Array, transform: str) -> tuple[A
 
 
 def _of_two(total: Array, there: Array, base: Array, alone: bool, positive: bool, transform: str) -> tuple[Array, Array]:
-    """Which of two classes, and both scores, by onnxruntime's rules. `alone`: all weights are of one class. `positive`: none is negative.
+    """The winner of two classes, and both scores, by onnxruntime's rules. `alone`: all weights are of one class. `positive`: none is
+    negative.
 
     The score that decides is the second class's, or the first one's in rows where the second has none. If it is `alone` and `positive`, it
     counts as a probability: more than 0.5 is the second class, and the other class has the rest. Otherwise it is a margin: more than 0 is

@@ -82,7 +82,7 @@ int FN(scores)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* Which class most pairs of classes vote for; of equals the first. */
+/* The class that most pairs of classes vote for, the first of equal ones. */
 static int64_t elected(const aspen_arg *s, int64_t row, int32_t *votes, int64_t classes) {
   memset(votes, 0, (size_t)classes * sizeof *votes);
   int64_t best = 0, pair = 0;

@@ -27,7 +27,7 @@ INLINE tree tree_of(const tree *at, uint32_t last, uint32_t targets) {
   return t;
 }
 
-/* Rows at a time: sums and, where they are copied, features of so many fit a cache. */
+/* Rows at a time: their sums and, where they are copied, features fit a cache. */
 INLINE int64_t rows_of_block(int64_t features, size_t size) {
   const int64_t fit = BLOCK_BYTES / ((features > 0 ? features : 1) * (int64_t)size);
   return fit >= BLOCK ? BLOCK : fit >= WALKS ? fit / WALKS * WALKS : 1;

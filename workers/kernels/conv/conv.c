@@ -29,10 +29,10 @@
 #define INPUT_BYTES (384 << 10)    /* input of a block, about */
 #define COPY_BYTES (128 << 10)     /* copied input of a block, about */
 #define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
-#define L1_WEIGHTS (16 << 10)      /* panels of so many bytes stay in L1 while pixels go by: rows outside, columns inside */
+#define L1_WEIGHTS (16 << 10)      /* panels of at most this many bytes stay in L1 while pixels go by: rows outside, columns inside */
 /* panels of more bytes do not stay in L2 while pixels go by, beside the input and the panel that comes next */
 #define LONG_PANEL (384 << 10)
-#define PART_BYTES (128 << 10)     /* they are multiplied in parts of about so many: all pixels by the first taps, then by the next ones */
+#define PART_BYTES (128 << 10)     /* bytes of their parts, about: all pixels are multiplied by the first taps, then by the next ones */
 
 typedef struct conv {
   const aspen_arg *out, *x, *w, *bias, *residual;

@@ -183,7 +183,7 @@ typedef struct plan {
   int64_t rows, pixels;
 } plan;
 
-/* Unit channels, multiplier 1, so many columns of output. */
+/* Unit channels, multiplier 1, `columns` columns of output. */
 static plan choose(const dwconv *d, int64_t columns) {
   const window *a = &d->rows, *b = &d->columns;
   if (!depthwise_common(a, b) || d->planes.n < 1 || columns < DEPTHWISE_PIXELS) return (plan){.rows = 1, .pixels = ANY_PIXELS};
@@ -279,7 +279,7 @@ static int64_t strip_columns(const dwconv *d, int64_t columns) {
   return min64(max64((line - span) / d->columns.stride + 1, FEWEST_COLUMNS), columns);
 }
 
-/* Lays the workspace of strips of so many columns, at most, out from `base`; returns its size in bytes. */
+/* Lays the workspace of strips of at most `columns` columns out from `base`; returns its size in bytes. */
 static size_t lay_out(const dwconv *d, strip *s, char *base, int64_t columns) {
   const int64_t span = (d->columns.kernel - 1) * d->columns.dilation + 1, rows = d->planes.all * d->rows.kernel;
   size_t at = 0;
@@ -293,9 +293,9 @@ static size_t lay_out(const dwconv *d, strip *s, char *base, int64_t columns) {
   return at;
 }
 
-/* Which channels of input the channels [c, c + n) of output are made of. */
+/* Chooses the channels of input that the channels [c, c + n) of output are made of. */
 static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
-  int64_t channel = c / d->multiplier, times = d->multiplier - c % d->multiplier; /* it is there so many times more */
+  int64_t channel = c / d->multiplier, times = d->multiplier - c % d->multiplier; /* further outputs of the channel */
   for (int v = 0; v < LINE / VL; v++) {
     int32_t lane[VL] = {0};
     s->first[v] = channel, s->seen[v] = 0;
@@ -309,8 +309,8 @@ static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
 }
 
 /* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output.
- * `next`: elements to the next row, which is brought nearer meanwhile, or 0. The processor's prefetchers do not foresee so few channels of
- * a pixel. */
+ * `next`: elements to the next row, which is brought nearer meanwhile, or 0. The processor's prefetchers do not foresee few channels of a
+ * pixel. */
 INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int whole, const int same, const float *x, float *to, int64_t n,
                      int64_t next) {
 #pragma GCC unroll 4
@@ -426,7 +426,7 @@ WINDOWS(4)
 static const windows all_windows[] = {WINDOW_ROW(4)};
 #endif
 
-/* Those that take least for so many columns. */
+/* The windows that take least for `columns` columns. */
 static const windows *windows_for(int64_t columns) {
   const windows *best = NULL;
   int64_t least = INT64_MAX;

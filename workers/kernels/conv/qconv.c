@@ -17,7 +17,7 @@ INLINE window window_of(const int64_t *params) {
   for (int i = 0; i < 2; i++) w.kernel[i] = params[i], w.stride[i] = params[2 + i], w.dilation[i] = params[4 + i], w.pad[i] = params[6 + i];
   return w;
 }
-/* Rows (0) or columns (1) of input that so many of output look at. */
+/* Rows (0) or columns (1) of input that n of output look at. */
 INLINE int64_t span(const window *w, int axis, int64_t n) { return (n - 1) * w->stride[axis] + (w->kernel[axis] - 1) * w->dilation[axis] + 1; }
 /* Runs of a window. */
 INLINE int64_t runs_of(const window *w) { return w->dilation[1] == 1 ? w->kernel[0] : w->kernel[0] * w->kernel[1]; }
@@ -35,7 +35,7 @@ size_t aspen_scratch_qconv(const aspen_call *c) {
 }
 #endif
 
-/* Copies n pixels of fewer channels than a group has, side by side. All but the last are read as a group: there are so many bytes. */
+/* Copies n pixels of fewer channels than a group has, side by side. All but the last are read as a group, whose bytes are all there. */
 static void copy_few(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, int64_t channels, uint8_t flip, uint8_t zero) {
   uint8_t mask[INT8_GROUP], change[INT8_GROUP];
   uint32_t kept, changed;

@@ -366,7 +366,7 @@ size_t aspen_scratch_stack(const aspen_call *c) {
 
 /* ---- running ---- */
 
-/* Which rows each step has to make for the rows [lo, hi) of the outputs. */
+/* Plans the rows that each step has to make for the rows [lo, hi) of the outputs. */
 static void plan_rows(stack *s, const int64_t heights[], int64_t lo, int64_t hi) {
   for (int k = 0; k < s->n; k++) {
     const int out = s->steps[k].output >= 0;
@@ -426,7 +426,7 @@ static int64_t goes_to(stack *s, int k) {
 }
 
 /* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block. The processor's prefetchers do
- * not foresee so few channels of a pixel. */
+ * not foresee few channels of a pixel. */
 INLINE void fetch(const aspen_arg *a, int64_t image, int64_t channel, int64_t lo, int64_t hi, const int write) {
   if (a->rank != 4 || a->dims[3] < 2 || a->strides[1] != 1 || a->strides[3] < 2 * CHANNELS) return;
   const int64_t column = a->strides[3] * (int64_t)sizeof(float);

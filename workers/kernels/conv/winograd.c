@@ -34,7 +34,7 @@
 #define GRAIN_MOST 6    /* the largest GRAIN of any ISA: scratch is the same for all */
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
 
-/* Whose transformed input is in the workspace: the pixels of the tile [axes 0, 2, 3] of the images at x, and blocks [from, to) of them. */
+/* The transformed input in the workspace: the pixels of the tile [axes 0, 2, 3] of the images at x, and blocks [from, to) of them. */
 typedef struct cached {
   int64_t lo[3], hi[3], from, to, plane;
   const char *x;

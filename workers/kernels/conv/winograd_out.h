@@ -6,7 +6,7 @@
 #include "conv/winograd.h"
 
 #define FEW_PIXELS (VL == 16 ? 25 : 9)  /* stay in registers until all are finished: blocks of more are finished by some rows at a time */
-#define FEW_LINES (VL == 16 ? 40 : 12)  /* vectors between the axes of the output's transform: so many mostly find registers */
+#define FEW_LINES (VL == 16 ? 40 : 12)  /* vectors between the axes of the output's transform: at most this many mostly find registers */
 
 /* The part of a block that is written, and where column 0 of its first pixel goes. Pixels [top, bottom) x [left, right), columns
  * [first, last). */

@@ -150,7 +150,7 @@ WIDE_MULTIPLY(1) WIDE_MULTIPLY(2) WIDE_MULTIPLY(3)
 static multiply_fn *const by_rows_wider[] = {multiply_wider_1, multiply_wider_2, multiply_wider_3};
 #endif
 
-/* Which of a panel's weights product `i` takes: those of a plain product stand once. */
+/* The weights of a panel that product `i` takes: those of a plain product stand once. */
 static int64_t weights_of(const wino *v, int i) {
   return min64(i / v->columns.n, v->rows.weights - 1) * v->columns.weights + min64(i % v->columns.n, v->columns.weights - 1);
 }
@@ -176,7 +176,7 @@ static void products(const wino *v, const workspace *s, const float *panel, int6
     const float *weights = panel + weights_of(v, i) * size;
     h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size
                                                  : panel + v->rows.weights * v->columns.weights * size);
-    for (int64_t at = 0; at < columns; at += width) /* outside: so many weights at a time stay in L1 */
+    for (int64_t at = 0; at < columns; at += width) /* outside: the weights of `width` columns stay in L1 */
       for (int64_t term = 0, terms; term == 0 || term < v->terms; term += PART) { /* once without any term: sums are 0 then */
         terms = min64(PART, v->terms - term);
         for (int64_t piece = 0; piece < pieces; piece++, step += terms / 4, h.weights += h.weights_pace * (terms / 4) * 64) {

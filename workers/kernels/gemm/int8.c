@@ -86,7 +86,7 @@ INLINE void group(const int R, const int with, const uint8_t *const *base, int64
   }
 }
 
-/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: so many groups of terms have sums of their own, where rows are too few to
+/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: the groups of terms that have sums of their own, where rows are too few to
  * keep the multipliers busy. */
 INLINE void multiply(const int R, const int S, const int with, const int8_job *job, const int8_rows *rows, const int8_t *b, int32_t *sums) {
   vi sum[SUMS];

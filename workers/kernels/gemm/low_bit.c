@@ -49,7 +49,7 @@ INLINE void open_block(levels *l, const int ZEROS, const char *block, int v) {
 #endif
 }
 
-/* The weights of term t of a group, of so many columns. */
+/* The weights of term t of a group, of a vector of columns. */
 INLINE vf weights(const levels *l, const int BITS, const int ZEROS, vi words, const int t) {
   const vi down = words >> (t * BITS);
 #if VL == 16

@@ -20,7 +20,7 @@
 #endif
 
 #define MM_MAX_ROWS ASPEN_MAX_ROWS /* the largest MM_EVEN_ROWS of any ISA */
-#define MM_SET_BYTES 4096 /* rows a multiple of so many bytes apart compete for the same sets of L1 */
+#define MM_SET_BYTES 4096 /* rows a multiple of this many bytes apart compete for the same sets of L1 */
 
 /* The parameters that all blocks of a tile share. Strides in elements. */
 typedef struct mm_job {
@@ -76,7 +76,7 @@ void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t 
 
 struct nbits;
 /* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The
- * scratch memory of products of so many terms; halves: of such weights. */
+ * scratch memory of products of `terms` terms; halves: of such weights. */
 int FN(mm_strassen)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
 size_t aspen_scratch_strassen(int64_t terms, int halves);
 

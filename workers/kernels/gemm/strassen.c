@@ -308,7 +308,7 @@ typedef struct right_part {
   int64_t half, panel;    /* … and how far behind those of the other half and of the other panel are */
   float *kept;            /* [KEPT][part][ASPEN_NR] */
   const char *coming[QUADRANTS]; /* what is multiplied with after it, as it is kept; NULL: nothing */
-  int64_t share;          /* of which so many bytes are brought nearer with every two terms */
+  int64_t share;          /* bytes of them that are brought nearer with every two terms */
   int last;               /* of the parts */
 } right_part;
 

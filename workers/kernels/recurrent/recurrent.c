@@ -94,7 +94,7 @@ static void multiply(const block *out, const float *a, int64_t a_row, const floa
   }
 }
 
-/* How many rows a block has at most, and how many vectors of units with so many rows. */
+/* The most rows of a block, and the most vectors of units with that number of rows. */
 static int most_rows(int gates) {
   int rows = MOST_ROWS;
   while (!FITS(gates, rows, 1)) rows--;
