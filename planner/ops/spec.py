@@ -130,7 +130,7 @@ class Cost:
 
     `flops`: operations of a node; multiply-adds count two, transforms of Winograd's algorithm none. `element_ns`: nanoseconds of one of
     them on one core with all data at hand, without the activation. `ns(node, flops)`: the same of a node, where that is not the product of
-    both. `tiles`: the model of tiles; `item`: bytes of what is multiplied, so many times fewer than four as multiply-adds take less time;
+    both. `tiles`: the model of tiles. `item`: bytes of a factor; multiply-adds are faster by as much as it is below four.
     `unpacked`: the time in which stored weights become floats first, in rows of the product. `residual_ns`: a residual's time for each
     element of a matrix kernel's output. `input_ns`: the time of an element of the input each time it is read. `hides`: weights come from
     memory behind the arithmetic; else what comes from memory comes on top. `picks`: it reads of its inputs no more than it writes. `reads`:

@@ -76,7 +76,7 @@ class Tiles:
         if self.flow.tiles > n:
             raise ValueError(f"{self.flow.tiles} tiles that read something, of {n}")
         if len(self.made) not in (0, n):
-            raise ValueError(f"what {len(self.made)} tiles find in scratch, of {n}")
+            raise ValueError(f"scratch reuse of {len(self.made)} tiles, of {n}")
 
     @property
     def n(self) -> int:

@@ -68,7 +68,7 @@ LAYER: Final = 5
 FOR_EACH_NS: Final = 0.2
 """The µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
-"""Networks of no more work than this are not searched."""
+"""Networks of less work than this are not searched."""
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0

@@ -9,7 +9,7 @@ LONG = " ".join(["word"] * (rules.MOST_WORDS + 1))
 
 
 def test_violations_are_as_many_as_allowed() -> None:
-    """A folder with fewer fails, too: its number in `ALLOWED` falls with each sentence that is mended, and its entry goes with the last."""
+    """A folder with fewer fails, too: its number in `ALLOWED` falls with each sentence that is mended (`code_prose.py --lower`)."""
     found = {folder: count for folder, count in rules.count().items() if count}
     assert found == rules.ALLOWED, "python tests/unit/code_prose.py FOLDER names them all"
 
