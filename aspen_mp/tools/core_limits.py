@@ -84,7 +84,7 @@ def on_each(cpus: Iterable[int], work: Callable[[int], object]) -> None:
 
 def far(isa: str, cpus: Sequence[int], rounds: int = 100) -> float:
     """The extra nanoseconds of one of two CPUs for reading, and writing again, a byte that the other has written instead of itself: the
-    median. CPUs without caches of their own have no extra cost."""
+    median. CPUs that share all their caches have no extra cost."""
     allowed = os.sched_getaffinity(0)
     data, busy = (aligned(np.dtype(np.float32), PASSED // 4) for _ in range(2))
     longer = []

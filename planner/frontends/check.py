@@ -415,7 +415,7 @@ def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
 
 
 def _leniently(light: ModelProto, outputs: bool) -> ModelProto:
-    """The result of an inference that may leave out unknown operators."""
+    """The result of an inference that may leave out nodes that it does not understand."""
     try:
         return _inferred(light, outputs)
     except onnx.shape_inference.InferenceError as error:
