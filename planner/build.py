@@ -400,7 +400,7 @@ class _Writer:
         return tiles
 
     def _boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """lo, hi [tiles, `TILE_AXES`] of the tiles of all steps; 0 and 1 on axes that there are not. Many steps have the same grid."""
+        """lo, hi [tiles, `TILE_AXES`] of the tiles of all steps; 0 and 1 on missing axes. Many steps have the same grid."""
         first: dict[Grid, int] = {}
         boxes, n = [np.zeros((2, 0, TILE_AXES), np.int64)], 0
         for grid in dict.fromkeys(self.grids):

@@ -1,4 +1,4 @@
-"""`aspen-mp plan`: what the planner makes of a model, without running it."""
+"""`aspen-mp plan`: plans a model without running it, and prints the plan."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def check() -> None:
 
 
 def draw(recording: Recording, path: str | os.PathLike[str], *, begin: float | None = None, end: float | None = None) -> None:
-    """Writes the picture, in the format that the name ends in (.png, .svg, .pdf). `begin`, `end`: seconds since the trace began; None: what
-    there are tiles in."""
+    """Writes the picture, in the format that the name ends in (.png, .svg, .pdf). `begin`, `end`: seconds since the trace began; None:
+    those of the first and the last tile."""
     check()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -83,7 +83,7 @@ class LlamaNet(TextNet):
 
     @property
     def total(self) -> Dim:
-        """Tokens that there are keys of."""
+        """Tokens with keys: old and new ones."""
         if self.past is None:
             return self.options.seq
         return self.past + self.options.seq if isinstance(self.past, int) and isinstance(self.options.seq, int) else TOTAL

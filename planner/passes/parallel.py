@@ -89,8 +89,8 @@ def _reason(name: str, branches: Sequence[str]) -> Reason:
 
 
 def _pairs(tensors: Sequence[Tensor], producer: dict[Tensor, Node], uses: dict[Tensor, int]) -> list[tuple[_Branch, _Branch]]:
-    """The two tensors as branches of the same image, in each way that there is. One is a convolution; the other is a convolution, the
-    normalised image, or the image."""
+    """The two tensors as branches of the same image, in each possible way. One is a convolution; the other is a convolution, the normalised
+    image, or the image."""
     convolutions = [_convolution(producer[t]) if t in producer and uses[t] == 1 else None for t in tensors]
     found = []
     for k in (0, 1):

@@ -335,7 +335,7 @@ static inline void sim_call(struct sim *s, uint32_t c) {
 
 /* ------------------------------------------------------------------------------------------------ memory */
 
-/* Running tiles get the bandwidth that they want, as far as there is any: up to a share that is the same for all. */
+/* Running tiles get the bandwidth that they want, up to a share that is the same for all. */
 static inline void sim_share(struct sim *s) {
   uint32_t n = s->m->cores, many = 0;
   double total = 0;

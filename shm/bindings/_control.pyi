@@ -118,7 +118,7 @@ class ControlTable:
     def model_counts(self) -> dict[int, dict[str, float]]:
         """By model, of its plans so far: the numbers `MODEL_COUNTS`."""
     def plans(self) -> list[int]:
-        """The plans that there are, also those that have been dropped and still run requests."""
+        """The existing plans, also those that have been dropped and still run requests."""
     def plan(self, plan: int) -> dict[str, Any]:
         """generation, segment, draining (it has been dropped), instances, and how many requests they have served."""
     def drop_plan(self, plan: int) -> None:

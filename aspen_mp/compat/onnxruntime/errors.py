@@ -56,7 +56,7 @@ class UnknownKey(errors.AspenError, RuntimeError, KeyError):
 
 
 class Unavailable(errors.AspenError, RuntimeError):
-    """A device or provider that there is not, or a value that cannot be given as asked."""
+    """A device or provider that does not exist here, or a value that cannot be given as asked."""
 
 
 class EPFail(Fail):

@@ -25,7 +25,7 @@ ADVICE: Final = {
 
 
 class AttributeRefused(Unsupported, AttributeError):
-    """An attribute of a class that there is not."""
+    """An attribute of a class that does not exist here."""
 
 
 class _Refused(type):

@@ -322,7 +322,7 @@ class InferenceSession:
         return [None] * len(self._inputs_meta)
 
     def get_providers(self) -> list[str]:
-        """Return the only provider that there is: `CPUExecutionProvider`."""
+        """Return the only provider: `CPUExecutionProvider`."""
         return [providers.CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:

@@ -267,7 +267,7 @@ class WorkerPool:
 
     @property
     def lacking(self) -> int:
-        """Workers that there are to be and are not yet: they wait for a row, or for the next try to start them."""
+        """Workers that are wanted and do not run yet: they wait for a row, or for the next try to start them."""
         return len(self._queued) + len(self._vacant)
 
     def abandon(self) -> int:

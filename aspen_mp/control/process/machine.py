@@ -1,8 +1,7 @@
 """The cores of a runtime: which of them the machine offers, and what happens when that changes.
 
 Nothing tells of a change of the machine, so the planner process looks once in `LOOK_S`. Where the user has not said how many workers there
-are to be, there are as many as the machine is good for. Plans that are used are made again, in the background, for the cores that there
-are then.
+are to be, there are as many as the machine is good for. Plans that are used are made again, in the background, for the new cores.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class MachineWatch:
     # ---- plans
 
     def _replan(self) -> None:
-        """Plans are to suit the cores that there are now, as fast as they are now. Differences that last for a moment are not worth it."""
+        """Plans are to suit the present cores, as fast as they are now. Differences that last for a moment are not worth it."""
         self._cores.measure(self._table.paces())
         self._plan_for_now()
         self._steady += 1
@@ -171,7 +170,7 @@ class MachineWatch:
                 sys.excepthook(type(error), error, error.__traceback__)
 
     def _plan_for_now(self) -> None:
-        """Plans that are made from now on are for the cores that there are now."""
+        """Plans that are made from now on are for the present cores."""
         if self._cores.plan_for(self._pool.cpus()):
             self._steady = 0
 

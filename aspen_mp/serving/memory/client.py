@@ -85,7 +85,7 @@ class Memory:
         return self._bytes[begin : begin + size].view(found).reshape(shape)
 
     def clear(self) -> None:
-        """Gives all arrays' room to new ones. Those that there are keep their addresses, and will share them."""
+        """Gives all arrays' room to new ones. The old arrays keep their addresses, and will share them."""
         self._taken = 0
 
     def offset_of(self, array: npt.NDArray[Any], where: str) -> int:

@@ -37,7 +37,7 @@ class Region:
         self.writable = writable
 
     def read(self, offset: int, target: memoryview) -> int:
-        """Fills `target`, bytes, as far as there is something. Returns how many bytes there were. OSError."""
+        """Fills `target`, bytes, up to the end of the region. Returns how many bytes there were. OSError."""
         at = 0
         while at < len(target):
             n = os.preadv(self._fd, [target[at:]], self._begin + offset + at)

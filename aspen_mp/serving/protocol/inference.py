@@ -184,7 +184,7 @@ async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs
 
 
 async def to_bools(array: npt.NDArray[Any]) -> None:
-    """Makes every byte 0 or 1: kernels know of no other."""
+    """Makes every byte 0 or 1: kernels take no other."""
     numbers = array.reshape(-1).view(np.uint8)
     for k in range(0, len(numbers), LARGE_TENSOR):
         if k:

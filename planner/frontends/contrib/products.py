@@ -63,7 +63,7 @@ def _quick_gelu(b: Body) -> list[str]:
 
 
 def _split_gelu(b: Body) -> list[str]:
-    """One half of the columns, times what Gelu makes of the other."""
+    """One half of the columns, times Gelu of the other."""
     shape = b.tensor(0).shape
     left, gate = b.split(b.plus(b.name(0), b.name(1)), len(shape) - 1, [shape[-1] // 2] * 2)
     return [b.emit("Mul", left, b.emit("Gelu", gate))]

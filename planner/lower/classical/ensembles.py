@@ -1,4 +1,4 @@
-"""Tree ensembles of ai.onnx.ml: TREES gives the scores, LABELS and SCORES what a classifier makes of them.
+"""Tree ensembles of ai.onnx.ml: TREES gives the scores. LABELS and SCORES turn them into a classifier's results.
 
 onnxruntime's rules are followed where ONNX leaves them open. Two classes of which only the first has weights have one score. Whether all
 weights are positive decides how it is read (`_two_classes`).

@@ -25,8 +25,8 @@ _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "S
 
 
 def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
-    """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
-    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
+    """Rewrites products and convolutions of constants that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
+    scales' product as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
     `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
     if not graph.has("DequantizeLinear"):
         return

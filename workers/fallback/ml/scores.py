@@ -58,7 +58,7 @@ NAMES: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def checked(name: str) -> str:
-    """The name of a post transform; ValueError for one that there is not."""
+    """The name of a post transform; ValueError for an unknown one."""
     if name not in _TRANSFORMS:
         raise ValueError(f"no post_transform is called {name!r}; there are {', '.join(_TRANSFORMS)}")
     return name

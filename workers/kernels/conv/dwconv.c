@@ -327,7 +327,7 @@ INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int 
   }
 }
 
-/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that there are. No row from `end` on is ever seen. */
+/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that exist. No row from `end` on is ever seen. */
 static void keep_rows(const dwconv *d, const strip *s, int64_t from, int64_t to, int64_t end, int64_t n) {
   const int64_t columns = s->in_hi - s->in_lo;
   for (int64_t ih = from; ih < to; ih++) {

@@ -52,7 +52,7 @@ typedef struct step {
   int rolls;             /* POOL that takes rows from rings and puts them there */
   /* its buffer */
   int ring;              /* row r lies in place r % held; or else rows lie side by side from `first` on */
-  int64_t live, held;    /* rows that steps behind it may need at once, and that there is room for */
+  int64_t live, held;    /* rows that steps behind it may need at once, and rows that the buffer can hold */
   float *buffer;
   /* while it runs */
   int64_t begin, made, end; /* rows from `begin` on, up to `made` by now, up to `end` when all is done */

@@ -55,7 +55,7 @@ INLINE void pool_store(const pool_end *end, const pool_vector *v, float *to, vf 
     vstore_part(to, y, v->left);
 }
 
-/* Maxima of a column of pixels, of both windows of a pair. `first`, `last`: rows that both see, of which there is one at least. */
+/* Maxima of a column of pixels, of both windows of a pair. `first`, `last`: rows that both see, at least one. */
 INLINE void pool_column(const pool_pair *p, const int k, int first, int last, int64_t at, const pool_vector *v, const int whole,
                         const int careful, vm *unordered, vf column[2]) {
   vf shared = pool_load(p->row[first] + at, whole, v->left);
