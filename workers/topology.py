@@ -229,7 +229,7 @@ class LimitsReader:
         self._cgroups: list[_Cgroup] = []
 
     def read(self, affinity: Iterable[int] | None = None) -> Limits:
-        """As they are now. `affinity` replaces the process's own mask (tests)."""
+        """The present limits. `affinity` replaces the process's own mask (tests)."""
         mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
         online = set(_cpus(self._base / "sys/devices/system/cpu/online")) or mask
         paths = _text(self._base / "proc/self/cgroup")

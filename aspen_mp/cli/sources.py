@@ -131,7 +131,7 @@ class GivenModel:
         return isinstance(self.model, str) and self.model.endswith(".networks")
 
     def index_limits(self) -> dict[str, int]:
-        """As of the function; of networks by the names that inputs have in the whole."""
+        """The limits of `sources.index_limits`; for networks by the names that inputs have in the whole."""
         import onnx
 
         if not self.joins:

@@ -23,7 +23,7 @@ class Batch(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """Of its columns."""
+        """The names of its columns."""
 
     @property
     def rows(self) -> int:

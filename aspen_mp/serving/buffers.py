@@ -41,7 +41,7 @@ class Buffers:
         self._closed = False
 
     def rooms(self) -> Rooms:
-        """For one request."""
+        """Rooms for the inputs of one request."""
         return Rooms(self)
 
     def take(self, key: Key) -> InputBuffers | None:

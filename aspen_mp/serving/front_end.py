@@ -243,11 +243,11 @@ class FrontEnd:
             self._channel.send(Applied(number=catalogue.number, failed=failed))
 
     async def change(self, model: str, *, load: bool) -> None:
-        """As of `shelf.Supervised`."""
+        """Implements `shelf.Supervised`."""
         await self._ask(Ask(number=next(self._numbers), load=load, model=model))
 
     async def share(self, *, add: Named | None = None, remove: str | None = None) -> None:
-        """As of `memory.routes.Sharer`."""
+        """Implements `memory.routes.Sharer`."""
         await self._ask(Share(number=next(self._numbers), add=add, remove=remove))
 
     async def _ask(self, message: Ask | Share) -> None:

@@ -231,7 +231,7 @@ class Supervisor:
             self._spawn(self._settle())
 
     async def _revive(self) -> None:
-        """Until there is a runtime with all models. RuntimeLost where there will be none."""
+        """Waits until there is a runtime with all models. RuntimeLost where there will be none."""
         while True:
             try:
                 await asyncio.to_thread(self._runtime.revive, self._keeper.models)

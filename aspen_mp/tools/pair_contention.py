@@ -25,7 +25,7 @@ while."""
 CHUNK: Final = 4 << 20
 """Bytes that are read at once."""
 FLOPS_A_TURN: Final = 200.0
-"""Of `_kernels.peak`."""
+"""Operations in a turn of `_kernels.peak`."""
 
 
 def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[list[float]]:

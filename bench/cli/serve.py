@@ -16,7 +16,7 @@ from aspen_mp.cli import output
 
 
 class Objective(StrEnum):
-    """As of `Runtime.load`."""
+    """The objectives of `Runtime.load`."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"

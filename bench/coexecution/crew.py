@@ -206,7 +206,7 @@ CREWS = {
     "openvino": CrewEngine("openvino", load_openvino, {}),
     "openvino-streams": CrewEngine("openvino", load_openvino, {"streams": 0}),
 }
-"""By the name that people give."""
+"""Engines by the names that people give."""
 PEERS = ("onnxruntime", "onnxruntime-quiet", "onnxruntime-shared", "openvino", "openvino-streams")
 """Those beside ours, unless others are named."""
 

@@ -64,7 +64,7 @@ class Share:
 
     @property
     def slowdown(self) -> float:
-        """By medians."""
+        """The slowdown by medians."""
         return self.together.p50_ms / self.alone.p50_ms
 
 

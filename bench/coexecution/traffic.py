@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, array_like=True):
 
     @property
     def ms(self) -> float:
-        """From the call until it came back."""
+        """Milliseconds from the call until it came back."""
         return 1e3 * (self.ended - self.begun)
 
 

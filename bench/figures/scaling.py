@@ -198,7 +198,7 @@ def _engine(entry: Entry) -> str:
 
 
 def _requests(entry: Entry) -> int:
-    """In a run."""
+    """The number of requests in a run."""
     return entry.cores if _apart(entry) else 1
 
 

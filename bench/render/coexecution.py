@@ -35,7 +35,7 @@ ENGINES = {
 
 
 def engine(label: str) -> str:
-    """As people would say it."""
+    """The name that people would say."""
     return ENGINES.get(label, label)
 
 

@@ -167,7 +167,7 @@ class Load:
         self._done = Done([], [], job.start)
 
     def run(self) -> Done:
-        """Until the last answer is there."""
+        """Runs until the last answer is there."""
         job, connections = self._job, len(self._idle)
         while (now := time.monotonic()) < job.start:
             self._selector.select(job.start - now)

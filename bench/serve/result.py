@@ -10,7 +10,7 @@ SATURATED = 4
 
 
 def percentile(latencies_s: list[float], part: float) -> float:
-    """In milliseconds; 0.0 without any."""
+    """A percentile in milliseconds; 0.0 without any."""
     found = sorted(latencies_s)
     return 1e3 * found[min(len(found) - 1, int(part * len(found)))] if found else 0.0
 

@@ -74,7 +74,7 @@ class _Seats:
         self.stack.close()
 
     def grow(self, count: int) -> None:
-        """As many more processes as are missing."""
+        """Starts the processes that are missing."""
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-torch-")))
         while len(self.taken) < count:
             self.say(f"{self.network.name}: {self.engine}, process {len(self.taken) + 1} of {count}")

@@ -175,7 +175,7 @@ class Placed:
         return self._steps[job, state.group[job]].set
 
     def starts(self, state: State, job: int) -> bool:
-        """Not before the given start."""
+        """Whether the given start has come."""
         return state.now >= self._steps[job, state.group[job]].start * (1 - ROUNDING)
 
 
@@ -197,7 +197,7 @@ class Serial:
         return self._set[job] if job == (begun[0] if begun else first) else None
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 
@@ -212,7 +212,7 @@ class Apart:
         return self._sets[job] if state.fits(self._sets[job]) else None
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 
@@ -232,7 +232,7 @@ class Shared:
         return min((k for k in within if state.fits(k)), key=lambda k: (-sum(problem.sets[k].cores), group[k], k), default=None)
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 

@@ -162,7 +162,7 @@ class Machine:
 
 
 def _described(speeds: Sequence[float]) -> str:
-    """Of one node."""
+    """The text of one node's cores."""
     groups = [(len(list(alike)), speed) for speed, alike in groupby(speeds)]
     if len(groups) == 1 and groups[0][1] == 1:
         return str(len(speeds))

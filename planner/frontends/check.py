@@ -206,7 +206,7 @@ def all_nodes(nodes: Any) -> Iterator[NodeProto]:
 
 
 def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nested]]:
-    """And in what kind of sub-graph they are."""
+    """All nodes, and the kind of sub-graph that they are in."""
     for node in nodes:
         yield node, nested
         if not node.attribute:

@@ -80,7 +80,7 @@ def _reduction(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _resize(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """By scales of all axes; lengths that are whole numbers are told by ONNX's inference."""
+    """The shape by scales of all axes; lengths that are whole numbers are told by ONNX's inference."""
     k = 2 if version >= _MODERN_RESIZE else 1
     scales, x = inputs[k] if len(inputs) > k else None, inputs[0]
     if len(inputs) > 3 and inputs[3] is not None and inputs[3].size:
@@ -89,7 +89,7 @@ def _resize(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _upsample(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """By scales that are an attribute in older opsets."""
+    """The shape by scales that are an attribute in older opsets."""
     return _scaled(inputs[0], attrs.get("scales") or _known(inputs[1] if len(inputs) > 1 else None), attrs)
 
 

@@ -20,7 +20,7 @@ _told: Report = _nobody
 
 
 def tell(report: Report | None) -> None:
-    """From now on `report` is told of what is planned in this process."""
+    """Makes `report` hear of later planning in this process."""
     global _told  # noqa: PLW0603
     _told = report or _nobody
 

@@ -92,13 +92,13 @@ def asked() -> bool:
 
 
 def about(node: str, op: str = "") -> None:
-    """From now on decisions that name no node are about this one."""
+    """Makes later decisions that name no node be about this one."""
     if (recorder := _recorder.get()) is not None:
         recorder.node, recorder.op, recorder.begin = node, op, len(recorder.reasons)
 
 
 def by(step: str) -> None:
-    """From now on this pass is at work."""
+    """Makes this pass the author of later decisions."""
     if (recorder := _recorder.get()) is not None:
         recorder.step = step
 

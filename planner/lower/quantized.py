@@ -59,7 +59,7 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
 
 @rule("DynamicQuantizeLinear")
 def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
-    """As bytes of a scale and a zero point that fit the data."""
+    """Quantises to bytes of a scale and a zero point that fit the data."""
     x = data(node)
     require_f32(x)
     if x.size == 0:

@@ -12,7 +12,7 @@ from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, TileModel, each
 from aspen_mp.shm.tables import NUMBERS
 
 GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
-"""Without and with linear_before_reset; a step of the first in two halves."""
+"""The forms without and with linear_before_reset, and a step of the first in two halves."""
 
 
 def recurrent_gates(node: Node) -> int:

@@ -171,7 +171,7 @@ def _check_step(call: Call, k: int, words: Sequence[int], made: Sequence[Arg]) -
 
 
 def _broadcast(x: Arg, out: Arg) -> Arg:
-    """As kernels of elements see it."""
+    """The operand as kernels of elements see it."""
     fits = len(x.shape) == 4 and all(d in (1, w) for d, w in zip(x.shape, out.shape, strict=False))
     return x._replace(shape=out.shape, dense=False) if fits else x
 

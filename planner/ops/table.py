@@ -23,7 +23,7 @@ from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
 
 _FAMILIES = (products, attention, convolutions, stacks, elementwise, reductions, norms, movement, views, sampling, recurrent, classical)
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
-"""By the op of kernel-level nodes."""
+"""Specs by the op of kernel-level nodes."""
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)
 
 

@@ -37,7 +37,7 @@ Readers = dict[Tensor, list[tuple[Node, int]]]
 
 
 def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
-    """From the last layer of each stack backwards. `most_steps`: of a sequence."""
+    """Fuses stacks from the last layer of each backwards. `most_steps`: of a sequence."""
     if not graph.has(*WINDOWS):
         return
     rewriter = Rewriter(graph)

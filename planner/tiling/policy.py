@@ -87,7 +87,7 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longe
 
 
 def _granules(node: Node) -> tuple[int, ...]:
-    """At multiples of which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
+    """The multiples at which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
     shape = node.output.shape
     rank, evaluate = len(shape), tile_cost.of(node)
     lead = [1] * (rank - 2)

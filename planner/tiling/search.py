@@ -218,7 +218,7 @@ class _Search:
         return self._latency(self.rungs)
 
     def graph(self, grids: Sequence[Grid]) -> Tiles:
-        """As layers follow each other."""
+        """The tile graph in the order of layers."""
         return _tiles(self.edges.wiring(grids), self._rungs(grids), self.layers)
 
     def _rungs(self, grids: Sequence[Grid]) -> list[_Rung]:
@@ -283,7 +283,7 @@ class _Search:
 
     @cached_property
     def ladders(self) -> list[list[_Rung]]:
-        """Of every step."""
+        """The ladders of all steps."""
         of: dict[tuple[object, ...], list[_Rung]] = {}
         for kind, node in zip(self.kinds, self.storage.steps, strict=True):
             if kind not in of:

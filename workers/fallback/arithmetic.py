@@ -19,7 +19,7 @@ ONE_AXIS: Final = 13
 
 
 def compile_node(node: NodeProto, opset: int) -> Call | None:
-    """As `numpy_operators.compile_node`."""
+    """Compiles as `numpy_operators.compile_node` does."""
     made = _TABLE.get(node.op_type) if node.domain in {"", "ai.onnx"} and opset >= SMALLEST_OPSET else None
     if made is None or any(attribute.ref_attr_name for attribute in node.attribute):
         return None

@@ -24,7 +24,7 @@ Call = Callable[..., Any]
 _PLAIN: Final = frozenset("?bhilqBHILQefd")
 """Dtypes by their characters: kinds do not tell numpy's own from those of ml_dtypes."""
 SMALLEST_OPSET: Final = 7
-"""Before it operators broadcast otherwise."""
+"""The opset before which operators broadcast otherwise."""
 
 
 def compile_node(node: NodeProto, opset: int) -> Call | None:

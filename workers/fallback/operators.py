@@ -96,7 +96,7 @@ class STFT(OpRun):
 
 
 class Hardmax(OpRun):
-    """Before opset 13 all axes from `axis` on are one."""
+    """Hardmax, where all axes from `axis` on are one before opset 13."""
 
     def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
         if x.size == 0:
@@ -288,7 +288,7 @@ class Unique(OpRun):
 
 
 class _Softmax(OpRun):
-    """Before opset 13 all axes from `axis` on are one."""
+    """Softmax, where all axes from `axis` on are one before opset 13."""
 
     def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
         old = self.run_params["opsets"].get("", 13) < 13

@@ -32,7 +32,7 @@ class Window:
 
     @property
     def reach(self) -> Extents:
-        """From a window's first tap to one behind its last."""
+        """The distance from a window's first tap to one behind its last."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def taps(self) -> itertools.product[tuple[int, ...]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """As onnxruntime's. Every graph is optimized here, and no level changes that; `optimized_model_filepath` heeds it."""
+    """The levels of onnxruntime. Every graph is optimized here, and no level changes that; `optimized_model_filepath` heeds it."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -25,14 +25,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """As onnxruntime's; operators always run beside each other here."""
+    """The modes of onnxruntime; operators always run beside each other here."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """As onnxruntime's; tiles are ordered by the plan here."""
+    """The orders of onnxruntime; tiles are ordered by the plan here."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1

@@ -68,6 +68,6 @@ class AsyncReleaser:
         self._waiting.clear()
 
     def close(self) -> None:
-        """From now on everything is closed here."""
+        """Makes later calls close everything here."""
         self._closed = True
         self._here()

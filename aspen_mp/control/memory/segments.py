@@ -44,7 +44,7 @@ class Held:
 
 
 LARGE: Final = 16 << 20
-"""To give back more memory than that is left to another process."""
+"""Memory of more bytes is given back by another process."""
 
 
 class SegmentStore:

@@ -197,7 +197,7 @@ class Recovery:
             self._rebuild(buffers)
 
     def _look_in(self, seconds: float) -> None:
-        """Instead of whenever it was to be looked before."""
+        """Look in `seconds`, instead of at any other time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.later(seconds, self._look_again)

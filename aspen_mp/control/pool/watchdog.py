@@ -150,7 +150,8 @@ class Watchdog:
         self._soon: Timer | None = None
 
     def look(self, interval: float) -> None:
-        """To be called every `interval` seconds. Looks again sooner by itself where a worker seems to stand still."""
+        """Look at all workers; the caller does so every `interval` seconds. Looks again sooner by itself where a worker seems to stand
+        still."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -175,7 +176,7 @@ class Watchdog:
             self._soon = self._loop.later(SOON_S, lambda: self.look(SOON_S))
 
     def seconds(self, row: int) -> float:
-        """For how long a worker has been seen in the tile that it executes; 0 where it moves."""
+        """The seconds for which a worker has been seen in the tile that it executes; 0 where it moves."""
         stand = self._stands.get(row)
         return time.monotonic() - stand.since if stand is not None and stand.looks and stand.pulse[1] else 0.0
 

@@ -85,7 +85,7 @@ class WorkerSpawner:
         self._pid, self._sock, self._ready = pid, sock, False
 
     def watch(self, loop: Loop, event_log: EventLog) -> None:
-        """From now on a zygote that dies is replaced."""
+        """Begins to replace a zygote that dies."""
         self._loop, self._event_log = loop, event_log
         self._watch()
 
@@ -207,7 +207,7 @@ class WorkerSpawner:
 
 
 def _be_zygote(parent: int, sock: socket.socket) -> NoReturn:
-    """In the forked process."""
+    """Runs the zygote in the forked process."""
     from aspen_mp.workers import zygote
 
     zygote.serve(parent, sock)

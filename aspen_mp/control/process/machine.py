@@ -98,7 +98,7 @@ class Cores:
         return found
 
     def describe(self) -> status.Cores:
-        """For `status`."""
+        """Describes the cores for `status`."""
         return status.Cores(
             cpus=topology.format_cpus(self.limits.cpus),
             cpu_quota=self.limits.quota,

@@ -94,8 +94,9 @@ class Loop:
             self._signals.get(number, lambda: None)()
 
     def run(self) -> None:
-        """Until `stop`. The handlers see to it that nothing is lost where something is scarce. As a last resort such an error ends nothing
-        here either. `on_scarce(error)` is told, and the descriptor is left alone for `SCARCE_S`: it would be ready at once."""
+        """Serves descriptors until `stop`. The handlers see to it that nothing is lost where something is scarce. As a last resort such an
+        error ends nothing here either. `on_scarce(error)` is told, and the descriptor is left alone for `SCARCE_S`: it would be ready at
+        once."""
         self._running = True
         while self._running:
             events = self._selector.select(self._timeout())

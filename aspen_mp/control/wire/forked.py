@@ -57,7 +57,8 @@ def forked(
     oom_score: int = 0,
     seconds: int = 0,
 ) -> int:
-    """As `fork`; `then(status)` follows when the process has ended. OSError where nobody would hear of that: it has been ended."""
+    """Forks as `fork` does; `then(status)` follows when the process has ended. OSError where nobody would hear of that: it has been
+    ended."""
     pid = fork(work, name, keep=keep, oom_score=oom_score, seconds=seconds)
     try:
         loop.reap(pid, then)

@@ -262,7 +262,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._filled.set_result(there)
 
     async def read_into(self, cycle: RequestResponseCycle, target: memoryview, until: float | None, note: Note | None) -> int:
-        """As of `Exchange`; `cycle` is the request's."""
+        """Reads as `Exchange.read_into`; `cycle` is the request's."""
         known = min(len(cycle.body), len(target))
         if known:
             target[:known] = cycle.body[:known]

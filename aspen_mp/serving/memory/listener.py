@@ -18,7 +18,7 @@ from aspen_mp.serving.memory.regions import Region, Regions
 MOST_DESCRIPTORS: Final = 512
 """Connections and regions of a front end together. A connection keeps its place while it is idle, so there must be an end."""
 PAUSE_S: Final = 1.0
-"""Until a connection is accepted again after the process ran out of descriptors."""
+"""Seconds until a connection is accepted again after the process ran out of descriptors."""
 _ADVICE: Final = "Name one that this connection has registered"
 
 

@@ -21,7 +21,7 @@ Text = bytearray | memoryview
 
 
 class Direct(Protocol):
-    """As `access.connections.Exchange`."""
+    """The part of `access.connections.Exchange` that fills memory."""
 
     def at_hand(self, n: int) -> memoryview | None: ...
 

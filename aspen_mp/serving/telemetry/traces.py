@@ -150,7 +150,7 @@ class SpanTrace:
         return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}".encode()
 
     def enter(self, step: str, **attributes: Any) -> None:
-        """As of `steps.StepTrace`."""
+        """Implements `steps.StepTrace`."""
         self._leave()
         if self._span.is_recording():
             self._step = self._tracer.start_span(step, set_span_in_context(self._span), attributes=attributes)
@@ -161,22 +161,22 @@ class SpanTrace:
             step.end()
 
     def note(self, **attributes: Any) -> None:
-        """As of `steps.StepTrace`."""
+        """Implements `steps.StepTrace`."""
         self._span.set_attributes(attributes)
 
     def part(self, name: str, **attributes: Any) -> StepTrace:
-        """As of `steps.StepTrace`."""
+        """Implements `steps.StepTrace`."""
         span = self._tracer.start_span(name, set_span_in_context(self._step or self._span), attributes=attributes)
         return SpanTrace(self._tracer, span)
 
     def failed(self, error: BaseException) -> None:
-        """As of `steps.StepTrace`."""
+        """Implements `steps.StepTrace`."""
         self._error = error
         if self._step is not None:
             _mark(self._step, error, fault=_is_fault(error))
 
     def end(self) -> None:
-        """As of `steps.StepTrace`."""
+        """Implements `steps.StepTrace`."""
         self._leave()
         if self._error is not None:
             _mark(self._span, self._error, fault=_is_fault(self._error))

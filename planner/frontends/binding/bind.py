@@ -121,7 +121,7 @@ class Binder:
         return {**opsets, **own}
 
     def _live(self, items: list[Item]) -> list[Item]:
-        """Without the nodes that no output needs."""
+        """The items without the nodes that no output needs."""
         needed = set(self.outputs)
         kept = []
         for entry in reversed(items):
@@ -194,7 +194,7 @@ class Binder:
         return nodes, [(entry, why) for entry, why in blocked if id(entry) not in gone]
 
     def _visited(self, entry: Item) -> Node | list[Item] | Blocked:
-        """As `_visit`. An exception of Python over a node's attributes and constants is most likely the model's fault."""
+        """Visits an entry by `_visit`. An exception of Python over a node's attributes and constants is most likely the model's fault."""
         try:
             return self._visit(entry)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

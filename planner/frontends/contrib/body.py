@@ -160,7 +160,7 @@ Rule = Callable[[Body], list[str]]
 
 
 def given(*names: str) -> list[str]:
-    """Without those missing at the end."""
+    """The names without those missing at the end."""
     return list(names[: max((k for k, name in enumerate(names) if name), default=-1) + 1])
 
 

@@ -223,7 +223,7 @@ def _behind_sink(b: Body, x: str, sinks: bool) -> str:
 
 
 def _window(n: _Lengths) -> dict[str, int]:
-    """For keys in which nothing is left out but the oldest."""
+    """The window's attribute for keys in which nothing is left out but the oldest."""
     return {"left_window_size": n.window - 1} if n.windowed else {}
 
 

@@ -11,7 +11,7 @@ from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 
 def _norm(b: Body, x: str, scale: str, bias: str | None, eps: float) -> str:
-    """By root mean square alone where there is no `bias` (None); one that is missing is empty."""
+    """Normalises by root mean square alone where there is no `bias` (None); one that is missing is empty."""
     if bias is None:
         return b.emit("RMSNormalization", x, scale, axis=b.get("axis", -1), epsilon=eps)
     return b.emit("LayerNormalization", x, scale, bias, axis=b.get("axis", -1), epsilon=eps)

@@ -33,7 +33,7 @@ def probit(p: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis."""
+    """The softmax over the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(e / e.sum(-1, keepdims=True))
 
@@ -54,7 +54,7 @@ _TRANSFORMS: Final[dict[str, Callable[[Array], Array]]] = {
     "PROBIT": probit,
 }
 NAMES: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-"""In the order in which TreeEnsemble counts them."""
+"""The names in the order in which TreeEnsemble counts them."""
 
 
 def checked(name: str) -> str:

@@ -177,7 +177,7 @@ def _checked(ensemble: Ensemble) -> Ensemble:
 
 
 def _of_lists(a: Attributes, kind: str, dtype: np.dtype[Any], targets: int) -> Ensemble:
-    """From the lists of versions 1 to 4. `kind`: "target" or "class"."""
+    """The ensemble of the lists of versions 1 to 4. `kind`: "target" or "class"."""
     names = a.strings("nodes_modes")
     known = {name: k for k, name in enumerate(_MODES[:_MEMBER])} | {"LEAF": LEAF}
     odd = next((name for name in names if name not in known), None)
