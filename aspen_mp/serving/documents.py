@@ -50,7 +50,7 @@ def _shape(info: ValueInfo) -> list[int]:
 
 
 def config(shelved: Shelved) -> dict[str, Any]:
-    """`GET /v2/models/{model}/config`: what clients of Triton ask for before they measure."""
+    """`GET /v2/models/{model}/config`: clients of Triton ask for it before they measure."""
 
     def tensor(info: ValueInfo) -> dict[str, Any]:
         return {"name": info.name, "data_type": _type(info), "dims": _shape(info), **({"optional": True} if info.optional else {})}

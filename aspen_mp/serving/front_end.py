@@ -1,7 +1,7 @@
 """A front end: a process that answers requests from a socket that it has inherited, as a client of the runtime.
 
-The supervisor starts it with its `Settings` as the only argument, tells it what to serve, and replaces it if it dies. It ends with the
-supervisor.
+The supervisor starts it with its `Settings` as the only argument, tells it which models to serve, and replaces it if it dies. It ends with
+the supervisor.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class FrontEnd:
 
     @contextlib.asynccontextmanager
     async def _grpc(self) -> AsyncIterator[None]:
-        """Answers gRPC, too, until the supervisor says that it is enough; then until what is in flight has ended."""
+        """Answers gRPC, too, until the supervisor says that it is enough; then until the requests in flight have ended."""
         settings = self._settings
         if settings.grpc is None or self._shelf.closing:
             yield

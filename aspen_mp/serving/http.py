@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol, as an ASGI application, and what is around them: errors and the access log."""
+"""The routes of the Open Inference Protocol, as an ASGI application, with errors and the access log around them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
 
 
 def _answering(document: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler from what gives its document."""
+    """A handler from a function that gives its document."""
 
     async def handler(request: Request) -> Response:
         return _json(await document(request))
@@ -214,7 +214,7 @@ class InferFirst:
 
 
 class Routes:
-    """The handlers, with what they speak of."""
+    """The handlers, with the parts that they speak of."""
 
     def __init__(
         self,

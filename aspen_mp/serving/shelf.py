@@ -1,4 +1,4 @@
-"""A front end's models: what is served now, leases on it, and what is unloaded once nobody uses it."""
+"""A front end's models: those served now, leases on them, and those unloaded once nobody uses them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Shelf:
     Attributes:
         absent: Why requests are not served now; empty if they are.
         closing: Whether the server stops: it is not ready any more, and connections end with their answers.
-        change: Is set at the next change of what is served, or of whether it is. Take it before you look.
+        change: Is set at the next change of the models in service, or of their readiness. Take it before you look.
     """
 
     def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger) -> None:
@@ -155,7 +155,8 @@ class Shelf:
         self._shelved: dict[str, dict[int, Shelved]] = {}
 
     async def apply(self, catalogue: Catalogue) -> dict[str, str]:
-        """Serves what a catalogue says. Returns {model: reason} for what could not be loaded; the versions before it stay then."""
+        """Serves the models of a catalogue. Returns {model: reason} for those that could not be loaded; the versions before them stay
+        then."""
         failed: dict[str, str] = {}
         wanted: dict[str, list[Served]] = {}
         for served in catalogue.served:

@@ -1,4 +1,4 @@
-"""The supervisor of `aspen-mp serve`: it keeps runtime and front ends alive, and tells front ends what to serve."""
+"""The supervisor of `aspen-mp serve`: it keeps runtime and front ends alive, and tells front ends which models to serve."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Supervisor:
             self._reached.notify_all()
 
     async def _settle(self) -> None:
-        """Serves what lies on disk. Old versions are unloaded once no front end offers them."""
+        """Serves the models on disk. Old versions are unloaded once no front end offers them."""
         async with self._settling:
             before = self._keeper.served, self._keeper.unserved
             try:
@@ -370,7 +370,7 @@ class Supervisor:
     # ---- the end
 
     async def _end(self) -> None:
-        """Readiness first, then what is in flight, then the processes."""
+        """Readiness goes first, then the requests in flight, then the processes."""
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have

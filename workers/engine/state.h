@@ -1,15 +1,15 @@
 /* The state of one distributed scheduling engine (DSE), and what all parts of the engine read from it.
  *
- * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: what a DSE holds dies with the worker or
- * its epoch. The flags of tiles say what is left to do (docs/protocol/recover.md). The same functions run in worker processes
+ * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: tiles that a DSE holds die with the worker
+ * or its epoch. The flags of tiles say which work is left (docs/protocol/recover.md). The same functions run in worker processes
  * (workers/_dse.pyx), as threads under ThreadSanitizer, and under the model checker.
  */
 #ifndef ASPEN_STATE_H
 #define ASPEN_STATE_H
 #include "station.h"
 
-/* The statement that follows serves recovery alone. A build may leave such statements out, to measure what they cost
- * (docs/protocol/recover.md, "Die, Recover"). */
+/* The statement that follows serves recovery alone. A build may leave such statements out, to measure their cost (docs/protocol/recover.md,
+ * "Die, Recover"). */
 #if defined(ASPEN_WITHOUT_RECOVERY)
 #define ASPEN_FOR_RECOVERY if (0)
 #else

@@ -1,7 +1,7 @@
 /* Chooses the tile that a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
  *
  * An older request's tile goes first, wherever it waits. Then comes the tile to follow, then the own row's best, then another row's. A
- * filter says which tiles a search takes. It is passed by value, so no search changes what the next one takes.
+ * filter says which tiles a search takes. It is passed by value, so no search changes the filter of the next one.
  */
 #ifndef ASPEN_TAKE_H
 #define ASPEN_TAKE_H

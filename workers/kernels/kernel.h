@@ -390,7 +390,7 @@ size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call);
  * aspen_probe_read reads n floats, `rounds` times. */
 double aspen_probe_flops(enum aspen_isa isa, int64_t turns);
 void aspen_probe_read(enum aspen_isa isa, const float *p, int64_t n, int64_t rounds);
-/* Puts what lies there out of all caches, of all cores. Returns 0 where programs cannot. */
+/* Puts these bytes out of all caches, of all cores. Returns 0 where programs cannot. */
 int aspen_probe_flush(const char *p, int64_t bytes);
 
 #endif

@@ -91,7 +91,7 @@ class Exchange:
 
     Attributes:
         headers: {name: value} of the request.
-        answered: Status and bytes of the body of what `answer` has answered, (0, 0) before.
+        answered: Status and bytes of the body of the answer by `answer`, (0, 0) before.
     """
 
     def __init__(self, connection: LimitedConnection, cycle: RequestResponseCycle, headers: dict[bytes, bytes]) -> None:
@@ -111,7 +111,7 @@ class Exchange:
     async def read_into(self, target: memoryview, until: float | None = None, note: Note | None = None) -> int:
         """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
         body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop. `note` is told how
-        many bytes have come, each time, and what it raises ends the call."""
+        many bytes have come, each time, and an error that it raises ends the call."""
         return await self._connection.read_into(self._cycle, target, until, note)
 
     async def answer(self, headers: Headers, pieces: list[Any], *, close: bool) -> None:
@@ -177,7 +177,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0  # bytes of a body of known length that have not come yet
         self._bypassed = False  # whether these pass by the parser
-        self._sink: memoryview | None = None  # what they are read into
+        self._sink: memoryview | None = None  # the memory that they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
         self._note: Note | None = None  # told what comes into it
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
@@ -301,7 +301,8 @@ class LimitedConnection(HttpToolsProtocol):
                 timer.cancel()
 
     def _read_now(self, target: memoryview) -> int:
-        """Reads what has come already of the rest of a body. The transport holds nothing back: what it reads it gives at once."""
+        """Reads the bytes that have come already of the rest of a body. The transport holds nothing back: it gives all bytes that it reads
+        at once."""
         if self._fd < 0 or self.transport.is_closing():  # then another connection may have its number
             return 0
         try:

@@ -48,7 +48,7 @@ class Health:
         self._shelf.tell()
 
     def _status(self, name: str, context: Any) -> int | None:
-        """Return whether what has this name serves; None where nothing has it."""
+        """Return whether the model of this name serves; None where there is no such model."""
         ready = documents.readiness(self._shelf)["ready"]
         if name not in _SERVER:
             self._tokens.check(authorization(context))

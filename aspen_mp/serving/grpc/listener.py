@@ -82,6 +82,6 @@ class Listener:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Accepts nothing more, and waits for what is in flight, `grace_s` seconds at most."""
+        """Accepts no more requests, and waits for those in flight, `grace_s` seconds at most."""
         self._health.end()
         await self._server.stop(grace_s)

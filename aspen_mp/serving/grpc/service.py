@@ -1,4 +1,4 @@
-"""The methods of the service, and what is around them: errors, tokens, the access log."""
+"""The methods of the service, with errors, tokens and the access log around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How memory is shared with a connection: its first message carries descriptors, and what follows the answer is HTTP.
+"""How memory is shared with a connection: its first message carries descriptors, and HTTP follows the answer.
 
 Each message is a length (4 bytes, little-endian) and JSON. The client sends `Register` with one descriptor for each name, in one sendmsg.
 The server answers `Registered`, and closes the connection if that has an error.

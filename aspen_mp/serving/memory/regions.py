@@ -82,7 +82,7 @@ class Regions:
     Each read and write happens on the event loop, all at once. A region is therefore not in use when it is closed."""
 
     def __init__(self, regions: Mapping[str, Region], advice: str) -> None:
-        """`advice`: what a client is told that names a region which is not there."""
+        """`advice`: the message for a client that names a missing region."""
         self._regions = dict(regions)
         self._advice = advice
 

@@ -81,7 +81,7 @@ class Duration(msgspec.Struct, kw_only=True):
 
 
 class InferenceStatistics(msgspec.Struct, kw_only=True):
-    """Durations by what they were spent on."""
+    """Durations by phase."""
 
     success: Duration
     fail: Duration

@@ -49,7 +49,7 @@ class Operation:
     Attributes:
         statuses: Of errors, beside those that every route has.
         answer: The type of its answer; None for text.
-        request: The type of what is sent; None without a body.
+        request: The type of the body; None without one.
         failure: The type of its errors.
         versioned: Whether a version may follow the model in the path.
         binary: Whether bodies may be bytes, too.

@@ -75,7 +75,8 @@ class Call:
 
 async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
     """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
-    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; nothing is made for what does not fit the model."""
+    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; no array is made for an input that does not fit the
+    model."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
@@ -114,7 +115,8 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
 
 
 def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, header_length: int | None, large: int) -> list[np.dtype[Any]]:
-    """The dtypes of a request's inputs. RequestError, Refused unless these are inputs of the model, and the body can have what they say.
+    """The dtypes of a request's inputs. RequestError, Refused unless these are inputs of the model, and the body can have that number of
+    bytes.
     `large`: bytes of a tensor from which on its shape is checked now."""
     dtypes: list[np.dtype[Any]] = []
     names: set[str] = set()
@@ -211,7 +213,7 @@ def check_strings(dtype: np.dtype[Any], n: int, where: str, limits: Limits) -> N
 
 
 def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions) -> Call:
-    """The request with its arrays; what it says besides is checked."""
+    """The request with its arrays; its other fields are checked."""
     said = request.parameters
     if said.sequence_id or said.sequence_start or said.sequence_end:
         raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")

@@ -29,7 +29,7 @@ WHOLE: Final = 4 << 20
 MOST_KEYS: Final = 1024
 """How many keys `data` are looked at. Further ones stay in the text, where its marks are counted."""
 _WINDOW: Final = 1 << 20
-"""Bytes that are looked through in one piece, by what takes nanoseconds for each."""
+"""Bytes that are looked through in one piece, by code that takes nanoseconds for each."""
 _KEY: Final = re.compile(rb'(?<!\\)"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')
 _KEY_ROOM: Final = 256
 """Bytes of a key with the white space around it that are found wherever they lie."""
@@ -42,14 +42,14 @@ _AS_ONE: Final = bytes.maketrans(_NUMBERS, b"0" * len(_NUMBERS))
 _FLAT: Final = bytes.maketrans(b"[]", b"  ")
 
 Runs = dict[bytes, memoryview]
-"""Lists that were taken out, by what stands in their place."""
+"""Lists that were taken out, by the marks in their place."""
 
 
 def split(text: memoryview, most_marks: int) -> Work[tuple[bytes, Runs]]:
     """The text without its long lists of numbers, and these.
 
-    A list is what follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is
-    never read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
+    A list follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is never
+    read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
     """
     word, runs, at = secrets.token_hex(8), Runs(), 0
     parts: list[bytes | memoryview] = []
@@ -108,7 +108,7 @@ def _end(text: memoryview, begin: int) -> Work[int]:
         at += len(block)
         yield
     tail = bytes(text[max(begin, at - _KEY_ROOM) : at])
-    closing = tail.rfind(b"]")  # what follows it belongs to the object around the list
+    closing = tail.rfind(b"]")  # its rest belongs to the object around the list
     return begin if closing < 0 else at - len(tail) + closing + 1
 
 

@@ -1,7 +1,7 @@
 """A model repository as it lies on disk: ``name/version/model.onnx``, and beside the versions an optional ``config.toml``.
 
-Links are followed: whoever may write into the folder decides what is served. Names that come from clients never become paths; they are
-looked up among what `scan` has found.
+Links are followed: whoever may write into the folder decides which models are served. Names that come from clients never become paths; they
+are looked up among the results of `scan`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _found(name: str, folder: Path, config: Config) -> Found | None:
 
 
 def _stamp(files: list[Path]) -> str:
-    """Tells apart what these files have held at different times."""
+    """Tells contents of these files at different times apart."""
     parts = []
     for file in files:
         try:

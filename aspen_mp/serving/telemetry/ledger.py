@@ -1,7 +1,7 @@
 """A server's counts of its requests, by version of a model, in memory that all front ends share.
 
 Each front end writes into a part of its own, and anyone reads all of them. So whichever front end is asked tells the totals. The part
-outlives its front end: the one that takes its place goes on with it, and counts what the other has lost.
+outlives its front end: the one that takes its place goes on with it, and counts requests that the other has lost.
 """
 
 from __future__ import annotations

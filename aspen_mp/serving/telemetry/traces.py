@@ -119,7 +119,7 @@ class Telemetry:
         return self._tracer.start_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     def close(self) -> None:
-        """Exports what is left, unless nobody receives it within `LAST_S`."""
+        """Exports the remaining spans, unless nobody receives them within `LAST_S`."""
         last = threading.Thread(target=self._provider.shutdown, name="aspen-mp traces", daemon=True)
         last.start()
         last.join(LAST_S)

@@ -29,7 +29,7 @@ MOST_ROWS: Final = 16
 """Texts of a run. Their number is a power of two, for the same reason. With half as many, a run takes the same time for each; with twice as
 many, more."""
 MOST_RUNS: Final = 4
-"""Runs of a request at the same time: what comes after is prepared while workers compute, and others have their turn."""
+"""Runs of a request at the same time: the next ones are prepared while workers compute, and others have their turn."""
 SLOW_TEXT: Final = 2048
 """Characters from which on tokens are made in a thread: about a millisecond of WordPiece. To ask a thread takes a fifteenth of that."""
 SLOW_POOLING: Final = 1 << 22
@@ -64,7 +64,7 @@ class Group:
 
 
 class Embedder:
-    """A model's tokenizer and what is done to its output. Used on the event loop; what takes long is done in threads."""
+    """A model's tokenizer and the steps for its output. Used on the event loop; long work is done in threads."""
 
     def __init__(self, tokenizer: Any, chosen: Recipe, inputs: Sequence[ValueInfo]) -> None:
         self.recipe = chosen

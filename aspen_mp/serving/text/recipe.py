@@ -1,4 +1,4 @@
-"""How a model makes an embedding of tokens: what its ``config.toml`` says, else what sentence-transformers has left beside it."""
+"""How a model makes an embedding of tokens: by its ``config.toml``, else by sentence-transformers' files beside it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Recipe:
 
     @property
     def pads(self) -> bool:
-        """Whether texts of different lengths can be run together: the model is told what is padding."""
+        """Whether texts of different lengths can be run together: the model is told which tokens are padding."""
         return "attention_mask" in self.inputs
 
 

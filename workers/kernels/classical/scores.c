@@ -1,4 +1,4 @@
-/* SCORES and LABELS: what classifiers and regressors of ai.onnx.ml make of a row's scores. */
+/* SCORES and LABELS: results of classifiers and regressors of ai.onnx.ml from a row's scores. */
 #include <math.h>
 
 #include "elementwise/act.h"

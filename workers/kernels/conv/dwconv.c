@@ -257,7 +257,7 @@ static void image(const dwconv *d, const plan *by, const aspen_call *c, const fl
 
 /* ---- strips ---- */
 
-/* A strip of output columns, LINE channels of it, and what lies in scratch. */
+/* A strip of output columns, LINE channels of it, and its workspace. */
 typedef struct strip {
   int64_t slots, width;     /* rows and columns of the ring, of each plane */
   int64_t in_lo, in_hi;     /* input columns that its windows see, inside the image */

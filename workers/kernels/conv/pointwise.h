@@ -37,7 +37,7 @@ INLINE void pointwise_home(const int R, const int V, const int whole, const int 
 }
 
 /* R pixels times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4, `columns` of them (whole: all). x, bias, residual (or NULL) and
- * to: of the first pixel and column. next: what comes nearer meanwhile, `next_step` bytes a term. */
+ * to: of the first pixel and column. next: lines that come nearer meanwhile, `next_step` bytes a term. */
 INLINE void pointwise_block(const int R, const int V, const int whole, const mm_pixels *w, const epilogue *e, const float *x, const float *panel,
                             const float *bias, const float *residual, float *to, int64_t columns, const char *next, int64_t next_step) {
   vf sum[2 * POINTWISE_MOST]; /* R x V; a constant number lives in registers */

@@ -90,7 +90,7 @@ INLINE int64_t run_at(const window *w, const pixels *p, int64_t t) {
   return row * w->dilation[0] * p->row_step + column * w->dilation[1] * p->column_step;
 }
 
-/* For each of n pixels of output, in lines of `width`, the sum of what its window sees less as many zero points. */
+/* For each of n pixels of output, in lines of `width`, the sum of its window's elements less as many zero points. */
 static void sum_windows(const window *w, const pixels *p, int64_t n, int64_t width, int64_t run_bytes, uint8_t zero, uint32_t *rest) {
   for (int64_t i = 0; i < n; i++) {
     const uint8_t *at = p->base + i / width * p->line_step + i % width * p->step;

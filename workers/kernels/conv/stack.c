@@ -6,7 +6,7 @@
  * cache, whatever the height of the image. (The paper cuts patches instead, whose margins are computed again.)
  *
  * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image:
- * pointers are moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. Images and outputs whose
+ * pointers are moved back by the missing part. So a step's kernel makes the same bits as in a call of its own. Images and outputs whose
  * channels do not lie side by side are read and written by a COPY, a step like the others. Where all images have the pixels of a row side
  * by side and all steps are as good at that, buffers have them, too. Then nothing is copied. POOL (pool/planes.h) and kernels of elements
  * are such steps.
@@ -182,7 +182,7 @@ static void insert_copy(stack *s, int at) {
 /* Does an argument lie as buffers do? */
 static int as_buffers(const stack *s, const aspen_arg *a) { return a->strides[s->planes ? 3 : 1] == 1; }
 
-/* Output o of the call takes what step k makes. */
+/* Output o of the call takes the result of step k. */
 static void write_output(stack *s, int k, int o) {
   const aspen_call *c = s->call;
   const aspen_arg *out = &c->args[o];
@@ -400,7 +400,7 @@ static int64_t needed_from(const stack *s, int k) {
 /* The end of rows from `row` on that lie side by side in the buffer of a step. */
 static int64_t lap(const step *s, int64_t row) { return s->ring ? row - row % s->held + s->held : INT64_MAX; }
 
-/* Up to which row step k can go now: what is there, where it has room. Moves rows to the front of its buffer for that. */
+/* The row up to which step k can go now, by its inputs and its room. Moves rows to the front of its buffer for that. */
 static int64_t goes_to(stack *s, int k) {
   step *t = &s->steps[k];
   int64_t to = min64(t->made + band(s, t), t->end);

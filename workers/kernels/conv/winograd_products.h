@@ -49,7 +49,7 @@ typedef struct ahead {
   }                                                                                                                                \
   while (k < k_end) TERM
 
-/* The sums of a part, to what earlier parts have left at `to`. */
+/* The sums of a part, to the results of earlier parts at `to`. */
 INLINE vf with_earlier(vf sum, const float *to, int more) {
   if (more) sum = vload(to) + sum;
   return sum;

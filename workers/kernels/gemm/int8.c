@@ -1,4 +1,4 @@
-/* Micro-kernels of products of bytes, and what follows their sums: see int8.h. */
+/* Micro-kernels of products of bytes, and the steps after their sums: see int8.h. */
 #include "gemm/int8.h"
 
 #define VECTORS 2            /* of columns in a micro-kernel */

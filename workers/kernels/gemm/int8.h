@@ -1,10 +1,10 @@
-/* Blocks of products of bytes, summed exactly in 32 bits: what QGEMM and QCONV share.
+/* Blocks of products of bytes, summed exactly in 32 bits, for QGEMM and QCONV.
  *
  * Left factors are rows of unsigned bytes: `taps` runs of whole groups of four terms each. Signed ones have 128 added, and so has their
  * zero point. Right factors are packed in panels: three rows of 32-bit numbers, then groups of four signed bytes for each column. The rows
- * are the columns' sums over all terms, their zero points y and their constants. That is what processors multiply and sum in one
- * instruction (VNNI), four products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the
- * same everywhere.
+ * are the columns' sums over all terms, their zero points y and their constants. Processors multiply and sum such groups in one instruction
+ * (VNNI), four products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same
+ * everywhere.
  *
  * Zero points come off afterwards: sum (a - z)(b - y) = sum a b - z sum b - (sum a - K z) y, K terms.
  */

@@ -6,8 +6,8 @@
  * t * bits on. So a vector of words is a vector of columns on every ISA, and a shift brings any of its terms down. Groups do not straddle
  * blocks; behind the last term of all are zeros.
  *
- * q - z is exact and times s rounds once, which is what DEQUANTIZE and DequantizeLinear do; f16 and bf16 become floats exactly. So sums of
- * such weights have the bits of GEMM's.
+ * q - z is exact and times s rounds once, as in DEQUANTIZE and DequantizeLinear; f16 and bf16 become floats exactly. So sums of such
+ * weights have the bits of GEMM's.
  */
 #ifndef ASPEN_LOW_BIT_H
 #define ASPEN_LOW_BIT_H

@@ -1,4 +1,4 @@
-/* From the sums of a block, in registers, to the output: what micro-kernels of mm.h and bf16.h share. Lines that it reads and writes are
+/* From the sums of a block, in registers, to the output: shared by micro-kernels of mm.h and bf16.h. Lines that it reads and writes are
  * listed, so that they can be fetched one by one while the products are summed.
  */
 #ifndef ASPEN_MM_HOME_H

@@ -126,7 +126,7 @@ typedef struct states {
 INLINE vf decay(vf t) { return vexp2_(vmax(vset1(-150), t * vset1(-1.44269504f))); }
 
 /* Sigmoid and tanh as quotients, of which several share a division: denominators lie between 1 and 2, so neither they nor their products
- * overflow. Both are within 3e-7 of what they should be. */
+ * overflow. Both are within 3e-7 of the exact values. */
 typedef struct quotient {
   vf over, under;
 } quotient;
@@ -239,7 +239,7 @@ INLINE void ahead(const job *j, const states *s, const block *b) {
     }
 }
 
-/* All rows of units [first, last) of a step: `a`, a state, times `panels`, and what is made of it. */
+/* All rows of units [first, last) of a step: `a`, a state, times `panels`, and its results. */
 static void one_step(enum phase phase, const job *j, const states *s, const float *a, const float *panels, int64_t first, int64_t last,
                      int backwards) {
   block all = {.gates = gates_of[phase], .rows = j->rows, .sums = s->sums};

@@ -1,9 +1,9 @@
 /* ROIALIGN: regions of images, each cut into cells; a cell is the average or the maximum of points in it, each between four pixels.
  *
- * Points of a region lie on a lattice, so along each axis a cell has a list of pixels with weights. Averages put together what several
- * points give to the same pixel: neighbouring points share most. A result is the sum over the cell's rows and, within them, columns of the
- * product of both weights times the pixel. A maximum is that of all points' four pixels times their weights, as onnxruntime has it; points
- * outside count as zero there. Coordinates are in single precision.
+ * Points of a region lie on a lattice, so along each axis a cell has a list of pixels with weights. Averages put together the shares of
+ * several points in the same pixel: neighbouring points share most. A result is the sum over the cell's rows and, within them, columns of
+ * the product of both weights times the pixel. A maximum is that of all points' four pixels times their weights, as onnxruntime has it;
+ * points outside count as zero there. Coordinates are in single precision.
  */
 #include <math.h>
 

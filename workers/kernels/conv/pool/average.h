@@ -1,11 +1,11 @@
 /* Averages of windows that overlap, for POOL: neighbours share their sums.
  *
  * A window is summed by columns, then across them. Windows one pixel apart go in pairs, an even one and the next, of rows as of columns. A
- * pair adds up what both windows see, in ascending order; then each adds what it sees besides. So an average of K x K takes about K
- * additions, not K * K. The order of additions follows from the window's place alone. Nothing is subtracted: what a window does not see
- * leaves no trace in it.
+ * pair adds up the elements that both windows see, in ascending order; then each window adds the others that it sees. So an average of K x
+ * K takes about K additions, not K * K. The order of additions follows from the window's place alone. Nothing is subtracted: elements that
+ * a window does not see leave no trace in it.
  *
- * -0 stands for what lies outside the image: no sum changes by it. The compiler may exchange the operands of an addition, and so choose
+ * -0 stands for elements outside the image: no sum changes by it. The compiler may exchange the operands of an addition, and so choose
  * among two NaNs. So averages that are NaN are made the same one. The fastest loop only looks for them, in a product of all sums: where it
  * is not finite, the windows are done again.
  */

@@ -1,6 +1,6 @@
 /* Maxima of 3 x 3 and 5 x 5 windows, one pixel apart, for POOL. The pixels of a row lie side by side (NCHW). Vectors run along rows.
  *
- * Pairs of rows share what they share in rows.h. The last of equal maxima in the order of comparison wins, and that order is the same; so
+ * Pairs of rows share comparisons as in rows.h. The last of equal maxima in the order of comparison wins, and that order is the same; so
  * the bits are, too. Columns outside the image hold the least of all numbers. Columns of two vectors are in registers; a window's are lanes
  * of both.
  */
