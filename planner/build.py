@@ -107,7 +107,7 @@ def build_plan(
     parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
-    # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Experiment`.
+    # With barriers the tiles are the same as without, and the predictions are not of this plan: see `Experiment`.
     noted = replace(options, metadata={**options.metadata, **_shared(planning, machine), **({} if between else _noted(found))})
 
     def flow() -> Flow:

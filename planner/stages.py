@@ -1,11 +1,11 @@
-"""Stages: what of a model can be planned with what is known so far.
+"""Stages: the parts of a model that can be planned with the values known so far.
 
 Most models are one static stage: from the input shapes everything follows. The graph is cut where a shape depends on data (NonZero, loops,
 non-maximum suppression …), or a value is not a plain tensor (strings, sequences, optionals):
 
 - a *static* stage holds every node whose shapes follow from known values; it becomes a plan of tiles;
 - a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values. Where
-  it reads what a static stage gives, both are one stage and one plan;
+  it reads results of a static stage, both are one stage and one plan;
 - small operators behind those nodes belong to the same tile (`LIGHT`): results of some detections are then computed without a plan for
   their number. Only operators that are worth a plan (convolutions, products, regions of interest) have one for each;
 - where the results have known shapes again, as those of experts that are added up, nothing is cut. Such nodes are opaque tiles of an
@@ -96,7 +96,7 @@ class Derived:
         self._plain = True
 
     def find(self, key: tuple[Any, ...]) -> tuple[int, _Stages, StageGraph] | None:
-        """The longest beginning of a key that is known, as the number of its stages, and what stands behind it."""
+        """The longest beginning of a key that is known, as the number of its stages, and the rest behind it."""
         for known in sorted(self._kept, key=len, reverse=True):  # a few, however many stages a client asks for
             if known == key[: len(known)]:
                 self._kept.move_to_end(known)
@@ -132,7 +132,7 @@ def derive(
     derived: Derived | None = None,
     bucket: BucketFolding | None = None,
 ) -> StageGraph:
-    """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
+    """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: facts about the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
     derived again. `bucket`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
@@ -217,13 +217,13 @@ class _Stages:
             raise RequestError(f"model {self.model.graph.name!r} has no input {', '.join(map(repr, sorted(unknown)))}")
 
     def bind_results(self, stage: StageGraph, known: Mapping[str, Binding]) -> None:
-        """Makes what is known now an input of the next stage."""
+        """Makes a value that is known now an input of the next stage."""
         for name, tensor in list(self.binder.env.items()):
             if not tensor.is_const:
                 self.binder.env[name] = self.inputs[name] = Tensor(name, tensor.shape, tensor.dtype)
         for value in stage.outputs:
             binding = known.get(value.name)
-            if binding is not None:  # of what shape inference knows nothing, the result itself says whether it is a tensor
+            if binding is not None:  # where shape inference knows nothing of a value, the result itself says whether it is a tensor
                 self._bind(value.name, binding, "tensor" if value.kind == "unknown" else value.kind)
             elif value.shape is None and any(value.name in entry.names for entry in self.binder.pending):
                 raise RequestError(f"no binding for {value.name!r}, a result of the stage before")
@@ -276,7 +276,7 @@ class _Stages:
         return stage
 
     def _static(self, nodes: list[Node], outputs: list[Value], opaque: Sequence[tuple[Node, list[Value]]]) -> StageGraph:
-        """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with what they give."""
+        """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with their results."""
         given = [*(self.binder.env[v.name] for v in outputs), *(t for node, _ in opaque for t in node.outputs)]
         graph = Graph(self.model.graph.name, list(self.inputs.values()), given, [*nodes, *(node for node, _ in opaque)])
         return StageGraph("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
@@ -361,7 +361,7 @@ class _Stages:
         return self._opaque(members, results)
 
     def _dynamic(self, frontier: list[Item]) -> tuple[list[Item], list[Value]]:
-        """Blocked nodes and those that run with them, and what they give. They pend no longer."""
+        """Blocked nodes and those that run with them, and their results. They pend no longer."""
         others: list[Item] = []
         cluster, outside, delivered = self._cluster(frontier, others)
         while len(frontier) > 1 and self._operands(cluster) + len(delivered) > _MOST_OPERANDS:  # the others follow in a stage of their own
@@ -373,7 +373,7 @@ class _Stages:
         return cluster, [self._value(name, name in final) for name in delivered]
 
     def _operands(self, cluster: list[Item]) -> int:
-        """How many it would have at least: what is moved with it may have one source."""
+        """The least number of its operands: several values moved with it may have one source."""
         inner = {name for entry in cluster for name in entry.outputs}
         read = {name for entry in cluster for name in entry.names if name and name not in inner}
         return len({self._source(self.binder.env[name]) for name in read})
@@ -389,7 +389,7 @@ class _Stages:
         return None if embedded(tensor) else tensor
 
     def _moved(self, cluster: list[Item], results: list[Value], nodes: list[Node]) -> tuple[list[Item], list[Node]]:
-        """Known nodes that only move or compare a little of what the cluster alone reads, to run with it; and the others."""
+        """Known nodes that only move or compare a little, for the cluster alone, to run with it; and the others."""
         inside = {name for entry in cluster for name in entry.names}
         outside = {name for entry in self.binder.pending for name in entry.names} | set(self.binder.outputs)
         read = {self.binder.env[name] for name in outside if name in self.binder.env}
@@ -437,7 +437,7 @@ class _Stages:
 
     def _cluster(self, frontier: list[Item], others: list[Item]) -> tuple[list[Item], list[Item], list[str]]:
         """The blocked nodes but for `others`, and those after them that no static stage could run either, or need not. One set of opset
-        versions a cluster. With it what is left, and which results that, or the caller, reads."""
+        versions a cluster. It also returns the rest, and its results that the rest or the caller reads."""
         waiting = set(map(id, others))
         first = frontier[0]
         frontier = [entry for entry in frontier if entry.opsets == first.opsets]
@@ -484,7 +484,7 @@ class _Stages:
         return wanted[::-1], outside, delivered
 
     def _is_light(self, entry: Item) -> bool:
-        """Whether numpy does it in no time, if there is as little of what is not known yet as of what is."""
+        """Whether numpy does it in no time, if the unknown operands are as small as the known ones."""
         if not _light(entry.proto):
             return False
         known = [tensor for name in entry.names if name and (tensor := self.binder.known(name)) is not None]
@@ -529,7 +529,7 @@ def _plain(proto: onnx.TypeProto) -> bool:
 
 
 def _serialised_bytes(binding: Binding) -> int:
-    """At least what the serialised value takes, where that is known."""
+    """A least size of the serialised value, where that is known."""
     if binding.shape is None:
         return 0
     if binding.dtype == tensors.OBJECT:

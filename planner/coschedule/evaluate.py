@@ -65,7 +65,8 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """The view of `Policy`: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of what runs."""
+    """The view of `Policy`: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of running
+    groups."""
 
     problem: Problem
     now: float
@@ -217,7 +218,7 @@ class Apart:
 
 
 class Shared:
-    """All jobs at once, each on an equal share of the cores: what a pool does that knows nothing of the networks. A share grows at the next
+    """All jobs at once, each on an equal share of the cores: as a pool does that knows nothing of the networks. A share grows at the next
     group when a job has ended."""
 
     def choose(self, state: State, job: int) -> int | None:

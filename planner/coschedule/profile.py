@@ -1,8 +1,7 @@
 """Profiles the layer groups of a planned network on each core set (HaX-CoNN, sections 3.1 and 3.2).
 
-A group ends where few bytes are alive, because these are what a transition moves. Times come from simulating the whole plan on each core
-set, not from groups one by one, because there is no barrier between groups. Bytes are those that the cost model sends to memory behind the
-caches.
+A group ends where few bytes are alive, because a transition moves these. Times come from simulating the whole plan on each core set, not
+from groups one by one, because there is no barrier between groups. Bytes are those that the cost model sends to memory behind the caches.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def layer_groups(plan: Plan, most: int = GROUPS) -> tuple[Group, ...]:
 
 
 def live_bytes(plan: Plan) -> Floats:
-    """[ops]: after each op, how many bytes of what it and those before it have written are read later. Zeros for a plan from a file."""
+    """[ops]: after each op, the bytes written so far that are read later. Zeros for a plan from a file."""
     ops = len(plan.ops) - 2
     flow = plan.tile_costs().flow()
     out = np.zeros(ops + 1)

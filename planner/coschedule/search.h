@@ -84,7 +84,7 @@ struct cs_problem {
 struct cs_state {
   double now, bound;
   double rank; /* of states of a level, those of the least are expanded first */
-  double left[CS_JOBS];  /* of what runs or moves, alone */
+  double left[CS_JOBS];  /* of the running or moving job, alone */
   double began[CS_JOBS]; /* the group that runs, or the last one */
   double end[CS_JOBS];   /* of CS_DONE */
   uint8_t group[CS_JOBS], phase[CS_JOBS], set[CS_JOBS];
@@ -228,13 +228,13 @@ static inline void cs_prepare_after(struct cs_search *s) {
 
 /* A dual prices the bounds of the time until all jobs have ended. They are the core time of each domain, by its cores, and the time of each
  * job, moves included. Prices sum up to 1. So the cost of the cheapest way to run all groups is a lower bound (the dual of fractional
- * shares of groups among core sets). It is better than core time or times of jobs alone: what is short on many cores is dear in core
- * time. */
+ * shares of groups among core sets). It is better than core time or times of jobs alone: resources that are short on many cores are dear in
+ * core time. */
 static inline double cs_price(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t group, uint32_t set) {
   return (dual->core[set] + dual->time[job]) * cs_ns(s, job, group, set);
 }
 
-/* Core sets cost what the cores of their domains do. */
+/* Core sets cost as much as the cores of their domains. */
 static inline void cs_price_sets(const struct cs_search *s, struct cs_dual *dual, const double *domains) {
   const struct cs_problem *p = s->p;
   for (uint32_t a = 0; a < p->sets; a++) {
@@ -283,7 +283,7 @@ static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dua
   }
 }
 
-/* Makes what is spent most dearer, step by step, and keeps the prices of the best bound. `first`: where each job stands. */
+/* Makes the most used resource dearer, step by step, and keeps the prices of the best bound. `first`: where each job stands. */
 static inline void cs_price_all(struct cs_search *s, const uint32_t *first, double *prices, struct cs_dual *best) {
   const struct cs_problem *p = s->p;
   uint32_t n_prices = p->domains + p->jobs;

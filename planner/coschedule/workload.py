@@ -73,8 +73,8 @@ class Workload:
         return cls((Entry(first), Entry(second, after=(0,)), Entry(other)))
 
     def jobs(self) -> tuple[Job, ...]:
-        """The runs of all entries, those that wait behind those they wait for. A run that waits is released with what it waits for, so that
-        its latency is that of the whole chain. ValueError: there are more runs than a search takes (`MOST_JOBS`)."""
+        """The runs of all entries, those that wait behind those they wait for. A run that waits is released together with its predecessors,
+        so that its latency is that of the whole chain. ValueError: there are more runs than a search takes (`MOST_JOBS`)."""
         total = sum(entry.times for entry in self.entries)
         if total > MOST_JOBS:
             raise ValueError(f"the workload has {total} runs, and plans are for {MOST_JOBS} at most: plan fewer rounds at a time")

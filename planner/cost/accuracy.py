@@ -7,7 +7,7 @@ a layer's error on the output depends on the layers behind it, which are the sam
 
 In the model of rounding every operation rounds by an independent relative error, and values have mean zero. Neighbouring pixels are more or
 less alike; their correlation is called *likeness* here. Transforms amplify noise most. "strict" bounds the factor for noise, too, "default"
-for what activations are like. The factor depends on the weights alone: not on the machine, not on how the work is cut.
+for inputs like activations. The factor depends on the weights alone: not on the machine, not on how the work is cut.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _direct(layer: Layer, likeness: float) -> float:
 
 @lru_cache
 def _forth(axis: Axis, likeness: float) -> tuple[Matrix, Matrix]:
-    """For each product of an axis, the mean square of the input transformed, and the variance of what rounding adds to it."""
+    """For each product of an axis, the mean square of the input transformed, and the variance that rounding adds to it."""
     b = axis.matrices()[2]
     likely = (1 - likeness) * np.eye(axis.side) + likeness
     energy = np.einsum("ki,kl,li->i", b, likely, b)

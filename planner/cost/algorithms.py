@@ -60,7 +60,7 @@ def block_for(
 
 @dataclass(slots=True)
 class _Blocks:
-    """The `block` of least time, 0 for the direct way; its `ns`; and what else was `tried`."""
+    """The `block` of least time, 0 for the direct way; its `ns`; and the others that were `tried`."""
 
     block: int
     ns: float

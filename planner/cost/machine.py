@@ -26,7 +26,7 @@ CLASS_GAP: Final = 0.88
 """Cores belong to one class when each is nearly as fast as the next faster one."""
 MOST_CORES: Final = 1024
 CORE_SHARE: Final = 5.0
-"""Memory bandwidth, GB/s, that machines with more cores than the calibrated one are taken to have for each core: what servers have."""
+"""Memory bandwidth a core, GB/s, that is assumed for machines with more cores than the calibrated one: that of servers."""
 
 _GROUP = re.compile(r"(\d+)([PEL]?)(?:@(\d+(?:\.\d+)?|\.\d+))?", re.IGNORECASE)
 
@@ -67,8 +67,8 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores` in the order of workers. `bytes_per_ns`: what all of them together read and write of memory behind the caches; what one core
-    gets is in the tiles' own times. At least one core."""
+    """`cores` in the order of workers. `bytes_per_ns`: the rate of all of them together to and from memory behind the caches. The rate of
+    one core is in the tiles' own times. At least one core."""
 
     cores: tuple[Core, ...]
     bytes_per_ns: float = math.inf
@@ -98,7 +98,7 @@ class Machine:
 
     @classmethod
     def parse(cls, text: str, rates: Rates = BUILT_IN, speeds: Mapping[str, float] = SPEEDS) -> Machine:
-        """``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``32/32``. `speeds`: of the letters P, E and L. ValueError says what is wrong.
+        """``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``32/32``. `speeds`: of the letters P, E and L. ValueError says why.
 
         Classes follow from the speeds: cores that are nearly as fast as each other are of one class.
         """

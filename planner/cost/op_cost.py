@@ -22,7 +22,7 @@ from aspen_mp.planner.ops.table import SPECS
 
 FLOPS_PER_NS = 100.0
 """Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits. The
-next three are of such choices, too; what WINO is predicted to take follows from `rates`."""
+next three are of such choices, too; WINO's predicted time follows from `rates`."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
 BLOCK_IN_NS = 0.11
@@ -55,7 +55,7 @@ def use(chosen: Rates) -> None:
 
 
 def remembered(size: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """`lru_cache` for what depends on `rates`."""
+    """`lru_cache` for functions that depend on `rates`."""
 
     def wrap(function: Callable[..., R]) -> Callable[..., R]:
         cached = lru_cache(maxsize=size)(function)
@@ -116,7 +116,7 @@ def kernel(node: Node) -> str:
 
 
 def factor(node: Node) -> float:
-    """How long tiles of a node take on this machine beside what their model says."""
+    """The ratio of the times of a node's tiles on this machine to their model's."""
     return rates().factors.get(kernel(node), 1.0)
 
 

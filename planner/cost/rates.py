@@ -1,6 +1,6 @@
 """The rates of one core of this machine for the cost model: built in, or measured by `aspen-mp doctor --calibrate`.
 
-Plans are made with the built-in rates of a kind of core: they size tiles and order them. Measured rates predict what such plans take. No
+Plans are made with the built-in rates of a kind of core: they size tiles and order them. Measured rates predict the times of such plans. No
 rates choose an algorithm, because algorithms differ in their last bits: such choices use the built-in figures of `cost`.
 """
 
@@ -26,12 +26,12 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
     `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
-    large layers. `together`: the same of all cores together. `warm`: activations that another tile left in a cache. `tile_ns`: what a tile
-    costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), how long its
-    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of an op's activations that
-    stay in the last-level cache until they are read. `own`: bytes of rows of a stack that stay in a core's own one. `far`: extra
-    nanoseconds for a byte that another core has written. It is fetched from the other's cache, and taken back when it is written again;
-    nothing is hidden behind arithmetic. `transforms`: the time of transforming WINO's input, beside its model's. It is not a factor of a
+    large layers. `together`: the same of all cores together. `warm`: activations that another tile left in a cache. `tile_ns`: a tile's
+    time besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), the ratio of its
+    tiles' times to its model's; 1 for other kernels. `cached`: bytes of an op's activations that stay in the last-level cache until they
+    are read. `own`: bytes of rows of a stack that stay in a core's own one. `far`: extra nanoseconds for a byte that another core has
+    written. It is fetched from the other's cache, and taken back when it is written again; nothing is hidden behind arithmetic.
+    `transforms`: the time of transforming WINO's input, beside its model's. It is not a factor of a
     kernel: tiles of one node share the transform, so it decides which of them should.
     `contention`: the slowdown of a core that asks for a part of `together` while another core asks for a part. The parts are
         `contended_at`, those of the core by row. Where nothing has been measured, cores share the memory fairly.
@@ -106,7 +106,7 @@ def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tup
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: `rates`, and what they were made from, for people."""
+    """A file: `rates`, and their origin, for people."""
 
     format: int
     processor: str
@@ -117,7 +117,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NAMES: Final = ("model name", "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
-"""Lines of /proc/cpuinfo that say what a processor is. A name alone does not: virtual machines show the same one for unlike processors."""
+"""Lines of /proc/cpuinfo that identify a processor. A name alone does not: virtual machines show the same one for unlike processors."""
 
 
 def processor(file: str = "/proc/cpuinfo") -> str:

@@ -18,7 +18,7 @@ _TYPES: dict[str, Any] = {"group": np.uint32, "first": np.float64, "again": np.f
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
     """Arrays of n entries, one a tile; of none where it is not known. `group`: those of a number, at most n, need the same, 0: none.
-    `first`, `again`: what a tile takes where it has to make it and where it finds it, beside what it takes on average.
+    `first`, `again`: the time of a tile that has to make it, and of one that finds it, by its time on average.
 
     ValueError where the arrays do not fit each other.
     """

@@ -38,11 +38,12 @@ SEEN = 0.5
 HALF_COLUMNS = 20
 """The time of half a panel at the end of whole ones, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
-"""Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
+"""Blocks that WINO multiplies at a time, and the cost of that besides them, in blocks."""
 STRASSEN, STRASSEN_RIGHT = 0.9, 3.5
-"""A multiply-add of GEMM in Strassen's seven products, in those of other products; what right factors cost a tile, in pairs of rows."""
+"""A multiply-add of GEMM in Strassen's seven products, in those of other products; the cost of right factors for a tile, in pairs of
+rows."""
 PRODUCTS = 1.25
-"""Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
+"""Products between the transforms of WINO, beside those of other matrix kernels: losses are counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
 WEIGHTS_CACHED = 1.5
@@ -82,7 +83,7 @@ def _columns(n: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCost:
-    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `op_cost.factor`."""
+    """Nanoseconds of tiles of a node, vectorised. `factor`: of the model's time, see `op_cost.factor`."""
 
     factor: float = 1.0
 

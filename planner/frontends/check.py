@@ -403,14 +403,14 @@ def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
             or _other_floats(str(error))
         ):
             return _leniently(light, outputs)
-        others = _without_own(light)  # what follows from shapes that ONNX's inference gets wrong may not fit
+        others = _without_own(light)  # results of shapes that ONNX's inference gets wrong may not fit
         if others is not None:
             try:
                 return _inferred(others, outputs, check_type=True, strict_mode=True)
             except onnx.shape_inference.InferenceError as still:
                 error = still
         raise refusal(error, light) from None
-    except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
+    except (RuntimeError, ValueError, IndexError) as error:  # models that the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None
 
 
@@ -508,8 +508,8 @@ def _pool(node: NodeProto, x: Tensor, output: tuple[int, ...], attrs: Mapping[st
 
 
 def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    """Checks what shape inference does not compare: sizes of Reshape, channels of convolutions, windows of pools, constant indices. Raises
-    ModelInvalidError."""
+    """Checks operands that shape inference does not compare: sizes of Reshape, channels of convolutions, windows of pools, constant
+    indices. Raises ModelInvalidError."""
     x = inputs[0] if inputs else None
     second = inputs[1] if len(inputs) > 1 else None
     if x is not None and node.op_type in WINDOWED_POOLS:

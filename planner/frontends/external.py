@@ -3,7 +3,7 @@
 A model names those files, so a model from elsewhere must not be able to name /etc/shadow, a device or a pipe. The target of a name is
 looked up without opening it. It is opened if it is a regular file below the model's folder, or below the folder that the model file itself
 really lies in. So links within a download cache work (`snapshots/…/model.onnx` → `blobs/…`). Whoever swaps links meanwhile gains nothing,
-because what was looked up is what is opened.
+because the file that was looked up is the one that is opened.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
 MODERN: Final = 7
-"""The opset of what `modern` gives."""
+"""The opset of the result of `modern`."""
 
 _FORGOTTEN = {"consumed_inputs", "is_test", "output_sequence"}
 """Attributes without a meaning where nothing is trained."""

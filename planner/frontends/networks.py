@@ -1,6 +1,6 @@
 """Several networks as one model, which one plan runs without a barrier between them (HaX-CoNN, section 5.1, scenarios 2 to 4).
 
-A file `NAME.networks` is JSON. It names the networks, their models and what each of them reads:
+A file `NAME.networks` is JSON. It names the networks, their models and the inputs of each of them:
 
     {"networks": {"detect": {"model": "detector.onnx"},
                   "track":  {"model": "tracker.onnx", "inputs": {"boxes": "detect.boxes"}},
@@ -59,9 +59,9 @@ class Networks(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
-    """Opens and checks what a path, bytes or a ModelProto hold: a model, or with a path that ends in `.networks` several as one.
+    """Opens and checks a model given as a path, bytes or a ModelProto. A path that ends in `.networks` gives several as one.
 
-    `folder`: where external data lie when `source` is not a path. Raises what `frontends.onnx.load` raises. For networks it also raises
+    `folder`: where external data lie when `source` is not a path. Raises the errors of `frontends.onnx.load`. For networks it also raises
         ModelInvalidError where they do not fit each other, and UnsupportedModelError for strings or maps as inputs or outputs.
     """
     if not isinstance(source, str | os.PathLike) or not os.fspath(source).endswith(SUFFIX):
@@ -72,7 +72,7 @@ def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
 
 
 def members(path: str) -> dict[str, str]:
-    """The paths of the models that a .networks file joins, by the networks' names. Raises what `load` raises for the file itself."""
+    """The paths of the models that a .networks file joins, by the networks' names. Raises the errors of `load` for the file itself."""
     return _paths(path, _read(path))
 
 

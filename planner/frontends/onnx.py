@@ -72,8 +72,8 @@ class Signature:
 
 
 class OnnxModel:
-    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from. `spelt`: where it
-    has numbers for strings (`words`), the model that has the strings. `layers`: what is known of weights, by their keys, whatever the input
+    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: the source of the parser. `spelt`: where it
+    has numbers for strings (`words`), the model that has the strings. `layers`: facts about weights, by their keys, whatever the input
     shapes are."""
 
     def __init__(
@@ -287,7 +287,7 @@ def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
 
 
 def spelled(proto: onnx.TypeProto) -> str:
-    """A type in ONNX's spelling; what is not known of it is left out."""
+    """A type in ONNX's spelling; its unknown parts are left out."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return f"tensor({_element(proto.tensor_type.elem_type)})"

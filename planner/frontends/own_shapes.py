@@ -1,5 +1,6 @@
-"""Shapes of results where ONNX's inference is wrong, or refuses what ONNX's text or every runtime takes. Examples are Einsum with axes of
-length 1, transposed convolutions whose padding follows from their output, lengths counted in single precision, and reductions of scalars.
+"""Shapes of results where ONNX's inference is wrong, or refuses models that ONNX's text or every runtime takes. Examples are Einsum with
+axes of length 1, transposed convolutions whose padding follows from their output, lengths counted in single precision, and reductions of
+scalars.
 """
 
 from __future__ import annotations

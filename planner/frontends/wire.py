@@ -108,7 +108,7 @@ class _Walker:
         pieces: list[bytes | memoryview] = []
         last: list[bytes] = []  # references: a data_location that the tensor has itself comes before theirs, and the last one counts
         total = 0
-        kept = at  # start of what is copied as it stands
+        kept = at  # start of the bytes that are copied as they stand
         while at < end:
             start = at
             key, at = self.varint(at, end)

@@ -2,7 +2,7 @@
 
 Two levels share these classes. *ONNX level*: ``Node.op`` is an ONNX operator name, attributes are the ONNX ones. *Kernel level*, after
 `aspen_mp.planner.lower`: ``Node.op`` is a kernel's name (``"GEMM"``, see `aspen_mp.shm.tables`), a view (``"view.…"``), ``"concat"`` or
-``"OPAQUE"``. ``Node.attrs`` holds exactly what the kernel's parameters need. Views move no data:
+``"OPAQUE"``. ``Node.attrs`` holds exactly the attributes that the kernel's parameters need. Views move no data:
 
 - ``view.reshape``: the same elements in row-major order, another shape
 - ``view.transpose``, ``perm``: ``out.shape[i] = in.shape[perm[i]]``
@@ -86,7 +86,7 @@ class Tensor:
         if self.data is not None or self.pack is None:
             out[...] = self.value()
             return
-        with np.errstate(all="ignore"):  # infinities and NaN are values like others; nobody reads what numpy says of them
+        with np.errstate(all="ignore"):  # infinities and NaN are values like others; nobody reads numpy's warnings about them
             self.pack(out)
 
     @property
@@ -114,7 +114,7 @@ class Origin:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show.
+    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are shown in messages.
     ``batch_slice``: which slice of the batch it computes, of how many (`planner/tiling/batch_splitting.py`). Tiles are boxes of the first
     output. Other outputs have its rank. A tile writes the part of them in its box, or the first tile along an axis where they have one
     element."""

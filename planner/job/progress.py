@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 Report = Callable[[str, int, int], None]
-"""(step, done, total): what is being done, and how much of it is."""
+"""(step, done, total): the present step, and its progress."""
 EVERY: Final = 256
 """Items between two reports of how many are done: a millisecond of work, or some."""
 _T = TypeVar("_T")

@@ -1,4 +1,6 @@
-"""Why a plan is as it is: a record of each decision, with what else was tried, its cost, and the rule that rejected it.
+"""Why a plan is as it is: a record of each decision.
+
+It has the other ways that were tried, their cost, and the rule that rejected them.
 
 Nobody records unless `recording` is entered. Otherwise a decision costs one look at a context variable. Plans are the same either way.
 """
@@ -46,7 +48,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Recorder:
-    """`node`, `op`: what is being decided on, and from which record on. `step`: the pass at work."""
+    """`node`, `op`: the subject of present decisions, and the record from which they begin. `step`: the pass at work."""
 
     def __init__(self) -> None:
         self.reasons: list[Reason] = []

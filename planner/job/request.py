@@ -9,8 +9,7 @@ import msgspec
 from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision, Vectors
 
 INSTANCES: Final = 2
-"""Instances of a model that is loaded for latency, where the user gives no number: a second request fills what the first one leaves
-idle."""
+"""Instances of a model that is loaded for latency, where the user gives no number: a second request fills the gaps of the first one."""
 MOST_INSTANCES: Final = 32
 SPARE: Final = 2
 """Requests for throughput beside one for each core, at least: those that are on their way to a client and back. With many cores they are
@@ -35,9 +34,10 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Models that are loaded with different requests are different models, also in the plan cache.
 
-    `precision`: what factors of products may be rounded to. `winograd`: whether Winograd's and Strassen's algorithms may be used where they
-    are faster. `accuracy`: how much rounding error these may add (`planner.cost.accuracy`). `planning`: how long to search for tiles.
-    `objective`: what tiles and instances are for. `instances`: how many requests may run at a time; None: as many as the objective needs.
+    `precision`: the type to which factors of products may be rounded. `winograd`: whether Winograd's and Strassen's algorithms may be used
+    where they are faster. `accuracy`: how much rounding error these may add (`planner.cost.accuracy`). `planning`: how long to search for
+    tiles.
+    `objective`: the aim of tiles and instances. `instances`: how many requests may run at a time; None: as many as the objective needs.
     `instructions`: of the processor that plans are for, which `for_machine` says.
     """
 
@@ -50,7 +50,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: Instructions = Instructions()
 
     def for_machine(self, instructions: Instructions, cores: int) -> PlanRequest:
-        """Return what it asks for on a machine of `cores` cores: instances are counted, and tiles are cut for them."""
+        """Return the request for a machine of `cores` cores: instances are counted, and tiles are cut for them."""
         instances = self.instances or instances_for(self.objective, cores)
         planning = self.planning
         if self.objective == "throughput":

@@ -5,9 +5,9 @@ Logical axes stay ONNX's everywhere; the physical layout is only strides. In ord
 1. Concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats).
 2. Each tensor gets the order in which its producer likes to write it. That is channels last around convolutions, POOL and readers between
    pixels, and row-major for GEMM. For everything else it is that of the main input, also for POOL where it can share along rows.
-3. From the results backwards, tensors are placed *into* what they are read as, wherever no copy results from it. Graph outputs go into the
-   request's region, inputs of a concat into slices of its buffer. A tensor before a transpose and reshape (attention heads) has
-   the order in which the reshape is a view.
+3. From the results backwards, tensors are placed *into* their readers' memory, wherever no copy results from it. Graph outputs go into the
+   request's region, inputs of a concat into slices of its buffer. A tensor before a transpose and reshape (attention heads) has the order
+   in which the reshape is a view.
 4. From the inputs forwards, views are resolved to (buffer, offset, strides), and COPY nodes put in where that is impossible.
 
 Nothing here may depend on the number of workers: kernels with a fixed order of summation take it from shapes and strides.
@@ -464,7 +464,7 @@ class _Assignment:
         return self.placed[t].strides if t in self.placed else self.natural[t]
 
     def _resolve_kernel(self, node: Node) -> None:
-        lines = SPECS[node.op].planar(node) and self._strides(node.output)[1] == 1  # what it reads lies as what it writes
+        lines = SPECS[node.op].planar(node) and self._strides(node.output)[1] == 1  # its input lies as its output does
         for i, x in enumerate(node.inputs):
             if x is None:
                 continue

@@ -73,7 +73,7 @@ def lower(
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]
-        if node.op == "OPAQUE":  # what of the stage depends on data (`aspen_mp.planner.stages`)
+        if node.op == "OPAQUE":  # the stage depends on data (`aspen_mp.planner.stages`)
             results = [Tensor(t.name, t.shape, t.dtype) for t in node.outputs]
             builder.nodes.append(Node(node.op, node.name, inputs, results, node.attrs, node.onnx_op))
             for old, new in zip(node.outputs, results, strict=True):

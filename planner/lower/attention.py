@@ -1,4 +1,4 @@
-"""The Attention operator (opsets 23 and up), straight to its kernel: what limits a query's view becomes a causal offset and one mask."""
+"""The Attention operator (opsets 23 and up), straight to its kernel: all limits of a query's view become a causal offset and one mask."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _masks(b: Builder, node: Node, rows: int, keys: int, past: int) -> tuple[boo
         also(b.binary("LESS_EQUAL", columns, _minus(b, places, -right), BOOL))
     if given is None:
         return causal, past, keep
-    if given.shape[-1] < keys:  # what is missing at the end may not be seen
+    if given.shape[-1] < keys:  # keys missing at the end may not be seen
         value = b.constant(False if given.dtype == BOOL else -np.inf, given.dtype)
         shape = (*given.shape[:-1], keys)
         given = b.emit("PAD", [given, value], shape, given.dtype, mode="CONSTANT", begin=(0,) * len(shape))

@@ -344,8 +344,8 @@ def _pool_images(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, 
 
 
 def _pool_volume(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, ...]], options: dict[str, Any]) -> Tensor:
-    """Pools within each image, then over the depth of what is left of them: maxima of maxima, and averages of averages. Averages may do so
-    because every image has as many elements of a window as any other."""
+    """Pools within each image, then over the remaining depth: maxima of maxima, and averages of averages. Averages may do so because every
+    image has as many elements of a window as any other."""
     n, c, d, h, w = x.shape
     if any(axis[:4] != (1, 1, 1, 0) or axis[4] for axis in axes[1:]):
         images = b.reshape(b.transpose(x, (0, 2, 1, 3, 4)), (n * d, c, h, w))

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN: a product with all steps' inputs, then runs of steps (kernels of the same names), each direction by itself.
 
-A run is a node; its tiles are rows of the batch, each of which goes through the run's steps alone. `runs` says what a layer may gain by
-more than one run, and what it costs. The runs write their parts of Y where Y lies.
+A run is a node; its tiles are rows of the batch, each of which goes through the run's steps alone. `runs` states the gain and the cost of
+more than one run for a layer. The runs write their parts of Y where Y lies.
 """
 
 from __future__ import annotations

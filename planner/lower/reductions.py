@@ -42,7 +42,7 @@ _IN_PARTS = {
     "LOG_SUM": ("SUM", "LOG_SUM"),
     "LOG_SUM_EXP": ("LOG_SUM_EXP", "LOG_SUM_EXP"),
 }
-"""By function: what is done within a part, and what with the parts' results."""
+"""By function: the reduction within a part, and that of the parts' results."""
 
 
 @rule(*_REDUCE)
@@ -106,7 +106,7 @@ def _piece(b: Builder, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
 
 
 def _of_one(b: Builder, node: Node, x: Tensor) -> Tensor:
-    """The reduction of single elements: what it does besides adding."""
+    """The reduction of single elements: its work besides adding."""
     if node.op in {"ReduceL1", "ReduceL2"}:
         return b.unary("ABS", x)
     if node.op == "ReduceSumSquare":

@@ -74,7 +74,7 @@ def _of_unary(node: Node, deep: int) -> Sign:
         return Sign.PLUS
     if opcode == "RELU" or (opcode == "CLIP" and node.attrs["a"] >= 0):
         return Sign.NOT_BELOW
-    if opcode == "SQRT":  # what is below 0 becomes no number
+    if opcode == "SQRT":  # numbers below 0 become NaN
         return max(_of_input(node, 0, deep), Sign.NOT_BELOW)
     if opcode == "RECIPROCAL":
         return Sign.PLUS if _of_input(node, 0, deep) is Sign.PLUS else Sign.ANY

@@ -1,6 +1,6 @@
 """Attributes of kernel-level nodes → the i64 parameters of a kernel call.
 
-An `OpSpec` says which ones its kernel has, and what they mean; ``workers/kernels/kernel.h`` says what they mean to the kernel.
+An `OpSpec` lists those of its kernel, and their meaning; ``workers/kernels/kernel.h`` gives their meaning to the kernel.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ COPY: Final = "COPY"
 STACKS: Final = ("PWDW", "STACK")
 """Ops that run several layers of a network depth first."""
 SILENT: Final = ("JOIN", "END")
-"""Ops of plans that no node stands for and no kernel runs: what keeps edges few, and the end of a request."""
+"""Ops of plans that no node stands for and no kernel runs: joins, which keep edges few, and the end of a request."""
 
 
 class Kind(Enum):
@@ -85,8 +85,8 @@ class TileModel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a kernel. `role`: the same for the same thing in all kernels; `about`: its shape and what it is, where the role does not
-    say that. `packed`: a weight in panels, read as one run of memory: always, or where the attribute of that name says so. Such a weight is
+    """An input of a kernel. `role`: the same for the same thing in all kernels; `about`: its shape and meaning, where the role does not say
+    that. `packed`: a weight in panels, read as one run of memory: always, or where the attribute of that name says so. Such a weight is
     seen as it is."""
 
     role: str
@@ -133,7 +133,7 @@ class Cost:
     both. `tiles`: the model of tiles. `item`: bytes of a factor; multiply-adds are faster by as much as it is below four.
     `unpacked`: the time in which stored weights become floats first, in rows of the product. `residual_ns`: a residual's time for each
     element of a matrix kernel's output. `input_ns`: the time of an element of the input each time it is read. `hides`: weights come from
-    memory behind the arithmetic; else what comes from memory comes on top. `picks`: it reads of its inputs no more than it writes. `reads`:
+    memory behind the arithmetic; else the time of memory comes on top. `picks`: it reads of its inputs no more than it writes. `reads`:
     bytes of activations that it reads, where those are not its inputs. `scratch`: upper bound of the scratch bytes of any tile; 0 where
     there is none, or where the tile decides. `variant`: of a kernel of which calibrations know several."""
 
@@ -153,7 +153,7 @@ class Cost:
 
 
 RegionMap = Callable[[Node, int, Shape, Boxes, Boxes], Region]
-"""(node, number of an input, its shape, boxes of the output) → what the boxes need of the input, see `table.input_region`."""
+"""(node, number of an input, its shape, boxes of the output) → the input's region for the boxes, see `table.input_region`."""
 Axes = frozenset[int]
 NO_AXES: Axes = frozenset()
 
@@ -179,8 +179,8 @@ class OpSpec:
     whatever the strides. `read_again`: an image is copied for its channels to lie side by side where it has fewer elements than this
     multiple of the output. A copy costs as much as that many results then save. `whole_axes`: axes of the output that no tile cuts, because
     tiles would repeat work. `run_lines`: cache lines that a tile is wide at least along the axis of unit stride. `batch_rank`: fewest axes
-    of an output of which the first may be cut into slices of the batch; 0: never. `by_value`: regions depend on what constant inputs
-    hold."""
+    of an output of which the first may be cut into slices of the batch; 0: never. `by_value`: regions depend on the values of constant
+    inputs."""
 
     name: str
     region: RegionMap

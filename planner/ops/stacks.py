@@ -46,8 +46,8 @@ _WIDEST_WINDOW: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class StackStep:
-    """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, what step j makes. `shapes`: of the inputs; () where one
-    is absent. `shape`: of what it makes. `output`: which output of the stack that is, or `NO_OUTPUT`."""
+    """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, the result of step j. `shapes`: of the inputs; () where
+    one is absent. `shape`: of its result. `output`: which output of the stack that is, or `NO_OUTPUT`."""
 
     op: str
     attrs: tuple[tuple[str, Any], ...]
@@ -59,7 +59,7 @@ class StackStep:
 
 @lru_cache(maxsize=4096)
 def node_of(step: StackStep) -> Node:
-    """The step as a node of its own, with tensors that stand for what it reads and makes."""
+    """The step as a node of its own, with tensors that stand for its inputs and its result."""
     inputs = [Tensor("", shape, np.dtype(np.float32)) if shape else None for shape in step.shapes]
     return Node(step.op, "", list(inputs), [Tensor("", step.shape, np.dtype(np.float32))], dict(step.attrs))
 
@@ -177,7 +177,7 @@ def _broadcast(x: Arg, out: Arg) -> Arg:
 
 
 def step_ns(step: StackStep) -> float:
-    """Arithmetic of a step: what its kernel takes with all data at hand."""
+    """Arithmetic of a step: its kernel's time with all data at hand."""
     node, cost = node_of(step), _SPECS[step.op].cost
     work = cost.flops(node)
     return work * (cost.element_ns(node) + elementwise.activation_ns(node)) if cost.ns is None else cost.ns(node, work)

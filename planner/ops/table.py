@@ -1,4 +1,4 @@
-"""The specs of all kernels, and what follows from them for a node."""
+"""The specs of all kernels, and their answers for a node."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _results(rewriter: Rewriter, last: Node, members: list[Node], readers: Reade
 
 
 def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[StackStep, ...], list[Tensor]]:
-    """The program of these nodes, and what it reads."""
+    """The program of these nodes, and its inputs."""
     made = {member.output: k for k, member in enumerate(members)}
     outputs = {t: k for k, t in enumerate(results)}
     read: dict[Tensor, int] = {}

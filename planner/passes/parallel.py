@@ -60,7 +60,7 @@ class _Window:
 
 
 def merge_branches(graph: Graph) -> None:
-    """Again and again, because what scales or shifts a sum joins its weights, and the sum may be a branch of another."""
+    """Again and again, because a scale or shift of a sum joins its weights, and the sum may be a branch of another."""
     while graph.has("Conv") and _merge(graph):
         fold_affine(graph)
 

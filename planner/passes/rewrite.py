@@ -1,4 +1,4 @@
-"""Shared by rewrites: who reads what, and replacing a node in place while nodes that it no longer needs disappear."""
+"""Shared by rewrites: readers of tensors, and replacing a node in place while nodes that it no longer needs disappear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aspen_mp.planner.ops.params import NO_ACT
 
 class Rewriter:
     """A graph with use counts. Rewrites happen at the last node of a pattern, so that the order stays topological. Where a pass finds
-    nothing to look at closer, none of what it would need for that is worked out."""
+    nothing to look at closer, it works out nothing else."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -68,7 +68,7 @@ class Rewriter:
         return self.uses.get(tensor, 0) == 1 and tensor not in self.kept
 
     def replace(self, node: Node, op: str, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str | None = None) -> None:
-        """Makes `node` another operation with the same output; what only it had read dies."""
+        """Makes `node` another operation with the same output; nodes that only it had read die."""
         uses, old = self.uses, list(node.inputs)
         before = replace(node) if self._killed is not None else node
         node.op, node.inputs, node.attrs = op, list(inputs), attrs
@@ -108,7 +108,7 @@ class Rewriter:
         return out
 
     def skip_view(self, node: Node) -> None:
-        """Lets reshapes of a reshape's result read what it reads."""
+        """Lets reshapes of a reshape's result read that reshape's input."""
         source = node.inputs[0]
         assert source is not None
         for other in self._reshapes().get(node.output, ()):
@@ -153,7 +153,7 @@ class Rewriter:
 
 
 def _fusion(before: Node, node: Node, killed: Sequence[Node]) -> Reason:
-    """Why `before` has become `node`. `killed`: what nobody needs any more."""
+    """Why `before` has become `node`. `killed`: nodes that nobody needs any more."""
     apart = [*killed, before]
     rule = "each would write a result of its own" if killed else "another op computes the same"
     tried = (Tried(", ".join(each.op for each in apart), rule, sum(map(_ms, apart))),)

@@ -19,7 +19,7 @@ from aspen_mp.planner.passes.rewrite import Rewriter
 def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None = None) -> list[bool]:
     """After all rewrites of GEMM: none of them knows of left factors. Returns of each product that could take them whether it does.
 
-    `longest`: of a graph for a shape bucket, what this returned where it is longest, empty for that one itself. All its graphs have the
+    `longest`: of a graph for a shape bucket, the result of this where it is longest, empty for that one itself. All its graphs have the
     same nodes then. A product that takes left factors at the longest length does without them where it has too few rows for that length
     alone."""
     rewriter, made, taken = Rewriter(graph), dict[Tensor, Tensor](), list[bool]()

@@ -39,8 +39,8 @@ class Tiles:
     """A tile graph as the engine sees it: of n tiles the last is END, which every tile leads to. Children in CSR form; `parent_counts`: how
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
-    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles
-    read of each other, `far`: ns more for each byte of it that another core has written. `made`: what they find in scratch.
+    memory behind the caches. `input_bytes`, `output_bytes`: bytes that a client copies to where workers read them, and back. `flow`: reads
+    of tiles from each other, `far`: ns more for each such byte that another core has written. `made`: the scratch that they find.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -251,7 +251,7 @@ def throughput(tiles: Tiles, machine: Machine, in_flight: int) -> float:
 
 
 class Samples:
-    """Simulates one request at a time on a machine, again and again: what `simulate` says with nothing but latencies looked at, sooner."""
+    """Simulates one request at a time on a machine, again and again: like `simulate` with nothing but latencies looked at, sooner."""
 
     def __init__(self, machine: Machine, speeds: Sequence[npt.ArrayLike] = ()) -> None:
         """`speeds` [cores]: of the cores, for one sample after the other; none: the machine's."""

@@ -157,8 +157,9 @@ cdef class _Grid:
 
 
 def connect(list found, list grids, const int64_t[::1] sources, int64_t limit):
-    """The fields of `edges.Reads` for what a step reads: cells (`edges.Cells`) of these grids, and the steps of all of them in order. None
-    where that takes more edges than `limit`. A JOIN stands for a range that many tiles read where fewer edges come of it. Unchecked."""
+    """The fields of `edges.Reads` for the reads of a step: cells (`edges.Cells`) of these grids, and the steps of all of them in order.
+    None where that takes more edges than `limit`. A JOIN stands for a range that many tiles read where fewer edges come of it.
+    Unchecked."""
     cdef Py_ssize_t n_found = len(found), rows = 0, i, j, k, r, axis, at, begin
     cdef int64_t most = 0, size, first_tile, last_tile, n, cell, tile, step
     cdef list known = [_Grid(one) for one in grids]

@@ -168,7 +168,7 @@ def _along(node: Node, i: int) -> bool:
 
 
 class _Cut:
-    """Makes a graph of its own: what it shares with the old one are inputs and constants."""
+    """Makes a graph of its own, which shares inputs and constants with the old one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -205,7 +205,7 @@ class _Cut:
                 self._whole(Node("concat", node.name, made[node.output], [], {"axis": 0}, node.onnx_op), [node.output])
 
     def _view(self, node: Node, x: Tensor | None, rows: tuple[int, int], views: dict[Tensor, Tensor]) -> Tensor | None:
-        """Those rows of what comes from outside the run; a constant is for all."""
+        """Those rows of an outer tensor; a constant is for all."""
         if x is None or x.is_const:
             return x
         if x not in views:
@@ -221,7 +221,7 @@ class _Cut:
         return out
 
     def _whole(self, node: Node, like: list[Tensor]) -> None:
-        """Puts a node in that computes what other tensors hold."""
+        """Puts a node in that computes copies of other tensors."""
         node.outputs = [replace(t, producer=node) for t in like]
         self.new.update(zip(like, node.outputs, strict=True))
         self.nodes.append(node)

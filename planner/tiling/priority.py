@@ -51,11 +51,11 @@ def depths_and_ranks(order: Ints, step_ns: Sequence[float] | Floats, counts: Seq
 
 
 WAITING: Final = 0.5
-"""Tiles wait for memory when they ask for this part of what one core reads, or more."""
+"""Tiles wait for memory when they ask for this part of one core's reading rate, or more."""
 
 
 def memory_depths(depth: npt.NDArray[np.uint8], ns: Floats, nbytes: Floats, cold: float) -> int:
-    """The depth bins whose tiles wait for memory, a bit each. `depth`, `ns`, `nbytes` [tiles]: where each is, what it takes, and what
-    it moves to and from memory. `cold`: bytes per ns that one core moves."""
+    """The depth bins whose tiles wait for memory, a bit each. `depth`, `ns`, `nbytes` [tiles]: the place of each, its time, and its traffic
+    with memory. `cold`: bytes per ns that one core moves."""
     took, moved = (np.bincount(depth, each, DEPTHS)[:DEPTHS] for each in (ns, nbytes))
     return sum(1 << int(d) for d in np.flatnonzero((took > 0) & (moved >= WAITING * cold * took)))

@@ -53,7 +53,7 @@ TILE: Final = 0.15
 AT_ONCE: Final = 64
 """(cores among which the simulator looks for the next event in the time of all else that a tile takes; on more, it counts more,)"""
 NODE: Final = 700
-"""… for what the tiles of a node read, where it was not known yet, …"""
+"""… for the reads of a node's tiles, where they were not known yet, …"""
 SOURCE: Final = 50
 """… and for each node that they read from: behind the concats of a DenseNet there are many."""
 STARTS: Final = 1.5
@@ -95,9 +95,9 @@ JITTER_UNLIKE: Final = 0.1
 """The same where cores are unlike. There samples differ by speeds, too (`AS_KNOWN`), and each has chance of its own. Mirrored, and with
 less of it, VGG-16 took 3 to 4 % longer beside a core of a quarter of the speed. Other networks took about as long."""
 AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
-"""Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
-beside a core that keeps the memory busy a slow one is slower than alone. A plan for one speed has as many tiles as give every core its
-share. At any other speed it keeps the fast cores waiting for a slow one's last tile."""
+"""Where cores are unlike, the share that slow ones give of their assumed speed, one sample each. Speeds are known by steps, and beside a
+core that keeps the memory busy a slow one is slower than alone. A plan for one speed has as many tiles as give every core its share. At any
+other speed it keeps the fast cores waiting for a slow one's last tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,8 +392,8 @@ class _Search:
         return self.simulated.latency_ns(tiles, tiles.ns * factors)
 
     def _jitter(self, k: int, n: int) -> Floats:
-        """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
-        differ by what has been changed, not by chance."""
+        """[samples, n]: the ratio of the times of a step's first n tiles to their expected times. The same whatever the other steps are:
+        two latencies differ by the change alone, not by chance."""
         if k not in self.jitter or self.jitter[k].shape[1] < n:
             self.jitter[k] = np.exp(self._longer(np.random.default_rng((1, k)), max(2 * n, 16)).T)
         return self.jitter[k][:, :n]
@@ -416,7 +416,7 @@ def _order(gains: bool, branches: bool, layers: float, critical: float) -> Reaso
 
 
 def _tiled(node: Node, before: Grid, grid: Grid, ms: float, tried: Mapping[str, float]) -> Reason:
-    """Why a step has these tiles, `before` any search others: what was tried besides, in milliseconds of the network."""
+    """Why a step has these tiles, `before` any search others: the other ways that were tried, in milliseconds of the network."""
     first, choice = policy.described(before), policy.described(grid)
     others = sorted((cost, other) for other, cost in tried.items() if other != choice)[: policy.SHOWN]
     words = tuple([Tried(other, f"ends {cost / ms - 1:.1%} later" if cost > ms else "hardly sooner", cost) for cost, other in others])

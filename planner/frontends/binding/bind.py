@@ -201,7 +201,7 @@ class Binder:
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot be understood: {type(error).__name__}: {error}") from error
 
     def _visit(self, entry: Item) -> Node | list[Item] | Blocked:
-        """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
+        """A known node, nothing (its outputs are constants now), its replacement, or why it is blocked."""
         proto, op, domain = entry.proto, entry.op, entry.domain
         inputs = [self.env[name] if name else None for name in entry.names]
         entry.attrs = attrs = entry.given() if proto.attribute else {}

@@ -80,7 +80,7 @@ class Typed:
 
 
 class Inference:
-    """Infers what is known of nodes' outputs. `used`: names that somebody reads; nothing else is inferred, and the caller adds to it."""
+    """Infers the types of nodes' outputs. `used`: names that somebody reads; nothing else is inferred, and the caller adds to it."""
 
     def __init__(self, model: OnnxModel, used: Set[str], of_model: dict[str, TensorProto] | None = None) -> None:
         self._model, self._used = model, used
@@ -91,7 +91,7 @@ class Inference:
         self._plain: dict[tuple[np.dtype[Any], Shape], Typed] = {}
 
     def fork(self, used: Set[str]) -> Inference:
-        """For a copy of the binder: what is known of the model's own constants stays known."""
+        """An inference for a copy of the binder: the known constants of the model stay known."""
         return Inference(self._model, used, self._of_model)
 
     def types(self, entry: Item, inputs: list[Tensor | None]) -> Typed | None:

@@ -1,4 +1,4 @@
-"""Sequences of maps that nobody but the caller reads: what ZipMap makes of a classifier's scores. Plans give the scores, as a table whose
+"""Sequences of maps that nobody but the caller reads: ZipMap makes them of a classifier's scores. Plans give the scores, as a table whose
 columns are in the order of the maps' keys, and clients make the maps of it."""
 
 from __future__ import annotations

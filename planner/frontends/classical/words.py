@@ -1,9 +1,9 @@
 """Strings that a model only moves, compares, looks up or hands to its caller, as numbers: places in a list of words.
 
-Kernels know no strings, and what reads one runs in Python, in a stage of its own. Most models do not read them: encoders look them up in
-lists (OneHotEncoder, LabelEncoder, CategoryMapper), and classifiers name a class. The words among such strings that can make a difference
-are known beforehand. So a client gives an input's strings as places in the list of these words, every other string as the place behind the
-last. It makes strings of an output's places. In between Gather does the work of encoders.
+Kernels have no strings, and an operator that reads one runs in Python, in a stage of its own. Most models do not read them: encoders look
+them up in lists (OneHotEncoder, LabelEncoder, CategoryMapper), and classifiers name a class. The words among such strings that can make a
+difference are known beforehand. So a client gives an input's strings as places in the list of these words, every other string as the place
+behind the last. It makes strings of an output's places. In between Gather does the work of encoders.
 
 Values that meet (Concat, Equal …) are kin: they share a list, and all of them are numbers, or none is. They are not where any of them is
 read by something else, or comes from something else. They are not, either, where a caller's strings come out again, which need not be words
@@ -112,7 +112,7 @@ def _constant(tensor: TensorProto) -> Texts | None:
 
 
 def _kin(graph: GraphProto) -> dict[str, _Kin]:
-    """The strings of a graph that come from its inputs, constants and encoders, through what only moves them."""
+    """The strings of a graph that come from its inputs, constants and encoders, through nodes that only move them."""
     found: dict[str, _Kin] = {}
     defaults = {tensor.name for tensor in graph.initializer}
     for value in graph.input:

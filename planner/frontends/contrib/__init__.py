@@ -40,7 +40,7 @@ _UNKNOWN: Final[dict[str, set[str]]] = {
 _REFUSED: Final[dict[str, dict[int, str]]] = {
     op: what for family in (attention, grouped, blocks, spellings) for op, what in family.REFUSED.items()
 }
-"""Inputs that do, and what they are."""
+"""Inputs that do, and their meaning."""
 _NEEDS: Final = {**grouped.NEEDS, **spellings.NEEDS}
 NAMES: Final = frozenset(_RULES)
 """Operators that have a rule."""

@@ -138,7 +138,7 @@ class Body:
         return self.emit("Cast", x, to=tensors.elem_type(np.dtype(dtype)))
 
     def length(self, x: str, axis: int) -> str:
-        """How long an axis is, as the model computes it: what follows may differ from length to length."""
+        """The length of an axis, as the model computes it: its results may differ from length to length."""
         return self.once("Squeeze", self.once("Shape", x, start=axis, end=axis + 1), self.ints(0))
 
     def counted(self, start: str, stop: str) -> str:

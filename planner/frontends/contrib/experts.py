@@ -41,7 +41,7 @@ def _experts(b: Body) -> list[str]:
 
 
 def _mixed(b: Body, first: _Layer, second: _Layer, third: _Layer | None, chances: str) -> list[str]:
-    """`chances`: what a token's experts count by, where that is not what they are chosen by."""
+    """`chances`: the weights of a token's experts, where those are not the scores that choose them."""
     kind, fusion = b.get("activation_type", b"relu").decode(), b.get("swiglu_fusion", 0)
     if kind not in _FUNCTIONS | {"swiglu"} or (kind != "swiglu" and fusion):
         raise b.unknown(f"has the activation {kind!r} with swiglu_fusion = {fusion}")
@@ -124,7 +124,7 @@ def _function(b: Body, kind: str, x: str) -> str:
 
 
 def _quantised_experts(b: Body) -> list[str]:
-    """(x, router, then weights, scales and biases of up to three products, their zero points, what experts count by)."""
+    """(x, router, then weights, scales and biases of up to three products, their zero points, experts' weights)."""
     if b.get("weights_prepacked", 0) == 1:
         raise b.unknown("has weights in the layout of another device")
     if b.get("quant_type", b"int") != b"int":
@@ -136,7 +136,7 @@ def _quantised_experts(b: Body) -> list[str]:
 
 
 def _dequantised(b: Body, number: int, at: int) -> _Layer:
-    """The weights that are input `at`, with what goes with them. They become real: [experts, rows, width]."""
+    """The weights that are input `at`, with their scales and zero points. They become real: [experts, rows, width]."""
     bits = int(b.get(f"fc{number + 1}_expert_weight_bits", 0) or b.get("expert_weight_bits", 4))
     if bits not in {2, 4, 8}:
         raise b.unknown(f"has weights of {bits} bits")

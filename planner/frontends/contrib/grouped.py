@@ -78,7 +78,7 @@ def _group_query(b: Body) -> list[str]:
     reals = [x if h is None else cache.real(b, h, x) for h, x in zip(held, wholes, strict=True)]
     several = n.ragged and n.rows > 1
     mask = _mask(b, n, sinks, _visible(b, n, bool(causal)) if several else b.name(BIAS))
-    if n.ragged or n.rows == 1:  # what hides keys is a text's length, or the mask, or nothing
+    if n.ragged or n.rows == 1:  # keys are hidden by a text's length, or the mask, or nothing
         keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in reals]
         inputs = [*keys, mask, "", "", _own(b, 1 + sinks) if n.ragged and not several else ""]
         options |= {} if several else _window(n)
@@ -215,7 +215,7 @@ def _cut(b: Body, x: str, start: int, stop: int, length: int) -> str:
 
 
 def _behind_sink(b: Body, x: str, sinks: bool) -> str:
-    """A key of zeros in front, whose score is 0 whatever the query is, and whose value adds nothing: what a sink takes, nobody gets."""
+    """A key of zeros in front, whose score is 0 whatever the query is, and whose value adds nothing. The share of a sink is lost."""
     return b.emit("Pad", x, b.ints(0, 0, 1, 0, 0, 0, 0, 0)) if sinks else x
 
 

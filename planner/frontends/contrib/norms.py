@@ -36,8 +36,8 @@ def _skip_simple_norm(b: Body) -> list[str]:
 
 
 def _embedded(b: Body, rows: Callable[[int, str], str], gain: str, bias: str, places: str) -> list[str]:
-    """The sum of what each token is, where it stands and which text it belongs to, normalised. `rows(k, indices)`: of the table that is
-    input k."""
+    """The normalised sum of three embeddings: of each token, of its place, and of its text. `rows(k, indices)`: of the table that is input
+    k."""
     ids = b.name(0)
     whole = b.emit("Add", rows(2, ids), rows(3, places or b.counted(b.constant(np.int64(0)), b.length(ids, 1))))
     if b.name(1):
@@ -55,7 +55,7 @@ def _embed_norm(b: Body) -> list[str]:
 
 
 def _quantised_embed_norm(b: Body) -> list[str]:
-    """(ids, texts, three tables, gain, bias, mask, then scales and zero points of what is quantised)."""
+    """(ids, texts, three tables, gain, bias, mask, then scales and zero points of the quantised ones)."""
 
     def real(k: int, x: str) -> str:
         return b.emit("DequantizeLinear", x, b.name(k + 6), b.name(k + 11))

@@ -1,4 +1,4 @@
-"""Products with what the optimizer puts behind them, and functions of one argument."""
+"""Products with the operators that the optimizer puts behind them, and functions of one argument."""
 
 from __future__ import annotations
 

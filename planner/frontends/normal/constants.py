@@ -1,4 +1,4 @@
-"""Constants: dense, named, each once, and what an input of the same name says."""
+"""Constants: dense, named, each once, and of the type that an input of the same name declares."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _merge(imports: Any) -> None:
 
 
 def complete(proto: ModelProto) -> None:
-    """Puts onnxruntime's operators into its domain, and imports what is used: in a function as the model does."""
+    """Puts onnxruntime's operators into its domain, and imports the domains in use: in a function as the model does."""
     own = {function.domain for function in proto.functions}
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     for k, (nodes, imports) in enumerate(scopes(proto)):

@@ -50,7 +50,7 @@ _SPREAD = 8
 @dataclass(frozen=True, slots=True)
 class Trees:
     """Nodes of all trees. `yes`, `no`: where a node leads if its comparison holds or not, as places in these arrays; unused of a leaf.
-    `missing`: a NaN counts as if the comparison held. `roots`: one a tree. `leaf`, `target`, `weight`: what leaves give."""
+    `missing`: a NaN counts as if the comparison held. `roots`: one a tree. `leaf`, `target`, `weight`: the results of leaves."""
 
     feature: Ints
     value: Floats

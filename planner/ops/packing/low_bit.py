@@ -22,7 +22,7 @@ _KINDS: Final = {
     np.dtype(np.int8): (8, 128),
     np.dtype(np.uint8): (8, 0),
 }
-"""Bits of a weight, and what is added to make it a level from 0 on."""
+"""Bits of a weight, and the number that makes it a level from 0 on."""
 _HALVES: Final = {np.dtype(np.float16): 0, np.dtype(ml_dtypes.bfloat16): 1}
 """Types of 16 bits, as the kernel numbers them."""
 _SCALES: Final = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
@@ -147,7 +147,7 @@ def _write_panel(
     scales: npt.NDArray[np.float32],
     points: npt.NDArray[np.uint8] | None,
 ) -> None:
-    """Whole blocks, then what is left of a last one."""
+    """Whole blocks, then the rest of a last one."""
     header, groups, n = PANEL * (5 if form.zeros else 4), -(-form.block // (32 // form.bits)), scales.shape[1]
     size = header + groups * 4 * PANEL
     full = depth // form.block

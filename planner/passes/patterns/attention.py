@@ -1,8 +1,8 @@
 """Attention: softmax of masked, scaled products, times values, becomes one ATTENTION node.
 
-The pattern is read from the last product upwards. The tables below say what may stand between it and the first, one row a spelling. Views
-(heads split off, merged with the batch, or transposed) may stand anywhere between. Nothing between the two products may have another
-reader.
+The pattern is read from the last product upwards. The tables below list the nodes that may stand between it and the first, one row a
+spelling. Views (heads split off, merged with the batch, or transposed) may stand anywhere between. Nothing between the two products may
+have another reader.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST = 1 << 26  # bytes of a constant mask that are looked at
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """One of MASKS and what its names stand for; `lead`: leading axes of the scores there."""
+    """One of MASKS and the tensors of its names; `lead`: leading axes of the scores there."""
 
     spelling: str
     tensor: Tensor

@@ -1,13 +1,13 @@
-"""Patterns as data: what an expression over kernels looks like, and whether a tensor is computed by one.
+"""Patterns as data: the form of an expression over kernels, and whether a tensor is computed by one.
 
     Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (Operand("p"),)), Number(0.0), Operand("p")))
     Product((Call("UNARY", "SIGMOID", (Operand("x"),)), Operand("x")))
 
 A name that occurs twice stands for the same tensor. Matching looks at kernels only; views between them are the caller's affair.
 
-Exporters multiply in every order and nesting, and divide where they could multiply. A `Product` is therefore the set of its factors: what
-is multiplied, what it is divided by, and one number for all constants. A factor that others read, too, is not taken apart. So the argument
-of a function stays one factor even where it is a product itself.
+Exporters multiply in every order and nesting, and divide where they could multiply. A `Product` is therefore the set of its factors: those
+that are multiplied, those that it is divided by, and one number for all constants. A factor that others read, too, is not taken apart. So
+the argument of a function stays one factor even where it is a product itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Number:
 @dataclass(frozen=True, slots=True)
 class Call:
     """The result of a kernel: `op`, and `opcode` where it has one. `either`: the two inputs may stand in any order. `given`: the function's
-    own numbers a and b. `name`: what the node is found under in `Match.calls`; nodes of one name have the same attributes."""
+    own numbers a and b. `name`: the node's key in `Match.calls`; nodes of one name have the same attributes."""
 
     op: str
     opcode: str | None
@@ -153,7 +153,7 @@ class Matcher:
             yield from self.more(tensor, pattern)
 
     def begin(self) -> None:
-        """Forgets what was known of the graph before."""
+        """Forgets the facts about the graph before."""
         self._taken_apart.clear()
 
     def more(self, tensor: Tensor, pattern: Pattern) -> Iterator[Match]:
@@ -224,7 +224,7 @@ class Matcher:
             yield from self._all(node.inputs[::-1], pattern.inputs, start)
 
     def _maker(self, tensor: Tensor, between: list[Node]) -> Node | None:
-        """The node that computes the tensor, where rounding does not count; what only rounds is added to `between`."""
+        """The node that computes the tensor, where rounding does not count; nodes that only round are added to `between`."""
         node = self.rewriter.producer.get(tensor)
         while self.rounding and node is not None and _only_rounds(node):
             between.append(node)
@@ -380,7 +380,7 @@ def matches(rewriter: Rewriter, tensor: Tensor | None, pattern: Pattern) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[_T]):
-    """A spelling and what it means. `where`: what must hold for its numbers."""
+    """A spelling and its meaning. `where`: a condition on its numbers."""
 
     pattern: Pattern
     meaning: _T

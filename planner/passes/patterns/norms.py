@@ -165,7 +165,7 @@ def _broadcasts(shape: Shape, whole: Shape) -> bool:
 
 
 class _Builder:
-    """Writes NORM, and what stands around it, in front of a node or in its place."""
+    """Writes NORM, and the nodes around it, in front of a node or in its place."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
         self.rewriter = rewriter
@@ -238,7 +238,7 @@ class _Builder:
         return self.insert("view.reshape", [tensor], shape, tensor.dtype)
 
     def place(self, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str, chain: Sequence[_Step]) -> None:
-        """NORM and what follows it, in the node's place. The chain's last step comes first, as one reads from the node upwards."""
+        """NORM and the nodes behind it, in the node's place. The chain's last step comes first, as one reads from the node upwards."""
         x = inputs[0]
         assert x is not None
         if not chain:
