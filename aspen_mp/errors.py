@@ -1,4 +1,4 @@
-"""What aspen-mp raises. Every class derives from `AspenError`."""
+"""The exceptions of aspen-mp. Every class derives from `AspenError`."""
 
 from aspen_mp.shm.errors import (
     AspenError,

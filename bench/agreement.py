@@ -1,8 +1,8 @@
 """Does aspen-mp compute what onnxruntime computes, and the same bits whatever the workers? `python -m aspen_mp.bench.agreement [NETWORK…]`
 
-Each network runs at several batch sizes on runtimes of several instruction sets and numbers of workers, with and without stealing. Two
-things are asked of every result: the largest error is at most `LIMIT` of the output's largest magnitude, and the bits are those of every
-other run of the same network and instruction set.
+Each network runs at several batch sizes on runtimes of several instruction sets and numbers of workers, with and without stealing. Every
+result must pass two checks. The largest error is at most `LIMIT` of the output's largest magnitude. The bits are those of every other run
+of the same network and instruction set.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run gave. `error`: largest difference from onnxruntime, as a share of the output's largest magnitude (worst output),
+    """The result of one run. `error`: largest difference from onnxruntime, as a share of the output's largest magnitude (worst output),
     infinite where a value is not finite. `digest` names the bits of all outputs."""
 
     case: str
@@ -198,7 +198,7 @@ def run_once(
 
 
 def disagreements(outcomes: Sequence[Outcome]) -> list[str]:
-    """What is wrong with outcomes of one case, one line each; empty if nothing is."""
+    """The faults of outcomes of one case, one line each; empty if there are none."""
     found = [
         f"{o.case} on {o.setting}: {o.problem or f'error {o.error:.1e}, at most {LIMIT:.0e} allowed'}" for o in outcomes if not o.agrees
     ]

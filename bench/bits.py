@@ -1,10 +1,10 @@
 """Digests of what networks compute, to be compared before and after a change that should leave every bit as it is:
 `python -m aspen_mp.bench.bits FILE [--against OLD]`.
 
-FILE receives a digest of the outputs of every network of the zoo (at several batch sizes) and of every case of the conformance suite, for
-each instruction set of this machine and several numbers of workers. With `--against`, digests are compared with those of an earlier file;
-the exit status is 1 where any of them differs. A case whose second run gives other bits than its first draws random numbers, and is
-recorded as such.
+FILE receives a digest of the outputs of every network of the zoo (at several batch sizes) and of every case of the conformance suite. There
+is one for each instruction set of this machine and several numbers of workers. With `--against`, digests are compared with those of an
+earlier file; the exit status is 1 where any of them differs. A case whose second run gives other bits than its first draws random numbers,
+and is recorded as such.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Churn:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         whole = "none lost, none wrong" if not self.lost + self.wrong else f"{self.lost} LOST, {self.wrong} WRONG"
         return (
             f"{' + '.join(self.cases)}: {len(self.changes)} changes in {self.seconds:.0f} s, {self.requests} requests, {whole}; "

@@ -46,8 +46,8 @@ def _onnxruntime(path: str, cores: list[int], feeds: Mapping[str, Any]) -> Run:
 
 
 def _load(run: Run, in_flight: int, start: float, seconds: float) -> tuple[float, list[float]]:
-    """The moment of the last end, and how long each request took: `in_flight` at a time from `start` on, none begun after `seconds`, but
-    one at least."""
+    """The moment of the last end, and how long each request took. `in_flight` run at a time from `start` on, none begun after `seconds`,
+    but one at least."""
     latencies: list[float] = []
 
     def drive() -> None:

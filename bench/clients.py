@@ -1,7 +1,8 @@
 """Many client processes: one runtime that serves all of them, beside as many processes that each have an engine of their own.
 
-Throughput and latency with one client process and with several, the same number of requests in flight in both; how evenly the clients are
-served; and what all processes together have in memory (the sum of their proportional set sizes). Beside it onnxruntime as most servers run
+It measures throughput and latency with one client process and with several, with the same number of requests in flight. It also measures
+how evenly the clients are served. It also measures the memory of all processes together (the sum of their proportional set sizes). Beside
+it onnxruntime as most servers run
 it: every process has a session, a copy of the weights, and a pool of threads for all cores. Settings take turns, round by round; whoever is
 not at it sleeps.
 The runtime keeps the plan that it has made when it loaded the network.
@@ -83,7 +84,7 @@ class ClientsResult:
     weight_bytes: int
     found: list[Found] = field(default_factory=list)
     weights_pss_bytes: int = 0
-    """Of the mappings of packed weights in all processes, with the most clients: one copy, however many map it."""
+    """Bytes of the mappings of packed weights in all processes, with the most clients: one copy, however many map it."""
 
     def of(self, engine: str, most: bool) -> Found | None:
         found = sorted((f for f in self.found if f.setting.engine == engine), key=lambda f: f.setting.processes)
@@ -118,8 +119,8 @@ class ClientsResult:
 def measure(
     case: Case, cores: Sequence[int], clients: int, seconds: float, rounds: int, peers: bool, say: Callable[[str], None]
 ) -> ClientsResult:
-    """`clients` processes with one request in flight each against one with all of them, on one runtime with a worker on each of `cores`;
-    with `peers` onnxruntime beside it, where it is installed. `seconds`: of each setting in each round."""
+    """`clients` processes with one request in flight each against one with all of them, on one runtime with a worker on each of `cores`.
+    With `peers`, onnxruntime runs beside it, where it is installed. `seconds`: of each setting in each round."""
     graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
     feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
     result = ClientsResult(case.label, list(cores), 0)
@@ -176,7 +177,7 @@ def _turn(seats: Sequence[_Seat], setting: Setting, seconds: float) -> tuple[lis
 
 
 def settle(pid: int, workers: int) -> None:
-    """Waits until the process that planned the model has gone: it is no part of serving."""
+    """Waits until the process that planned the model has gone: it does not take part in serving."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         others = [p for p in psutil.Process(pid).children(recursive=True) if not _serves(p)]

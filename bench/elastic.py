@@ -1,9 +1,8 @@
 """Throughput against time while workers are added and removed under load: `aspen-mp bench elastic`.
 
-A fixed number of requests is always in flight. At each step the runtime is told how many workers it is to have; how long that takes to
-have an effect is the time from the call until a worker that has joined has executed a tile, or until those that leave have ended.
-Plans follow the workers as they do for everybody: some seconds into a step another plan is measured than before
-(docs/decisions/0010-plans-follow-the-cores.md).
+A fixed number of requests is always in flight. At each step the runtime is told how many workers it is to have. The time to have an effect
+ends when a worker that has joined has executed a tile, or when those that leave have ended. Plans follow the workers as they do for
+everybody: some seconds into a step another plan is measured than before (docs/decisions/0010-plans-follow-the-cores.md).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         levels = ", ".join(f"{s.workers}: {s.requests_per_s:.1f}" for s in self.steps)
         whole = "none lost, none wrong" if not self.lost + self.wrong else f"{self.lost} LOST, {self.wrong} WRONG"
         effect = f"; effect after {statistics.median(self.effects):.0f} ms, at most {max(self.effects):.0f}" if self.effects else ""

@@ -1,7 +1,7 @@
 """Rounding errors of whole networks against float64: ours at each level of `accuracy`, ours by direct sums, and onnxruntime's.
 
-This is `aspen-mp bench agreement`. Networks have the zoo's weights, and those that PyTorch gives new layers: the errors of a layer pass
-through other layers than with weights that keep every layer's output at the same size.
+This is `aspen-mp bench agreement`. Networks have the zoo's weights, and those that PyTorch gives new layers. With the latter the errors of
+a layer pass through other layers than with weights that keep every layer's output at the same size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row:
     levels: dict[str, float]
 
     def factor(self, level: str) -> float:
-        """What the level adds: its error beside that of direct sums."""
+        """The error that the level adds: its error beside that of direct sums."""
         return self.levels[level] / max(self.direct, float(np.finfo(np.float64).tiny))
 
 
@@ -109,7 +109,7 @@ def row_of(network: str, weights: Weights, runtime: Runtime, build: Mapping[str,
 
 
 def rows(names: Sequence[str], runtime: Runtime, weights: Sequence[Weights] = WEIGHTS) -> Iterator[Row]:
-    """Of all `names`, one after the other, with each kind of weights."""
+    """Rows of all `names`, one after the other, with each kind of weights."""
     for name in names:
         for kind in weights:
             yield row_of(name, kind, runtime)

@@ -1,5 +1,5 @@
-"""Requests that are always in flight, from threads of this process and of others, every answer compared bit for bit: what the benchmarks
-load a runtime with while they do something to it."""
+"""Requests that are always in flight, from threads of this process and of others, every answer compared bit for bit. Benchmarks load a
+runtime with them while they do something to it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Load:
             thread.start()
 
     def sleep(self, seconds: float) -> None:
-        """Until so much later, or `stop`."""
+        """Sleeps for `seconds`, or until `stop`."""
         self._ended.wait(seconds)
 
     def _drive(self, number: int) -> None:
@@ -113,7 +113,7 @@ class Load:
             turn += 1
 
     def stop(self) -> list[Answer]:
-        """Lets what is in flight end; all answers, in the order in which they came. What does not come back is lost."""
+        """Lets what is in flight end; all answers, in the order in which they came. Requests that do not come back are lost."""
         self._ended.set()
         deadline = time.monotonic() + WATCHDOG_S
         for other in self._others:
@@ -142,7 +142,7 @@ class _Other:
         return cast("IO[bytes]", self._process.stdin)
 
     def hear(self) -> Any:
-        """What it says next; None if it has ended."""
+        """Its next message; None if it has ended."""
         try:
             return pickle.load(cast("IO[bytes]", self._process.stdout))
         except (EOFError, pickle.UnpicklingError):

@@ -1,8 +1,8 @@
 """Does the planner predict what happens? `aspen-mp bench prediction`: the simulated latency of networks beside the measured one.
 
 The plan is the one that the runtime makes, tiles searched (`local_plans.py`); it is simulated on the cores that its workers have. Beside
-the latencies stand where they come from: the time in kernels and in scheduling that the workers count themselves, each a request and
-summed over workers.
+the latencies stand their causes: the time in kernels and in scheduling that the workers count themselves, each a request and summed over
+workers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Turn:
 
 
 def _turns(runtime: aspen_mp.Runtime, request: Callable[[], Any], turns: int, requests: int, seconds: float) -> list[_Turn]:
-    """So many turns of at least so many requests and seconds, the quietest of twice as many if others use the machine meanwhile."""
+    """Turns of at least `requests` requests and `seconds`: the quietest `turns` of twice as many if others use the machine meanwhile."""
     found: list[_Turn] = []
     workers = runtime.workers
     own = [psutil.Process(), *(psutil.Process(worker["pid"]) for worker in workers)]
@@ -160,7 +160,7 @@ def run(cases: Sequence[Case], workers: Sequence[int], rounds: int, seconds: flo
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What they say, in a line."""
+    """The result in one line."""
     good = sum(abs(row.error) <= BAR for row in rows)
     worst = max(rows, key=lambda row: abs(row.error))
     return (

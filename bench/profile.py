@@ -21,7 +21,7 @@ from aspen_mp.tools.measure import PlanTimes, profile
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.profile", description=__doc__)
     parser.add_argument("network", help="A network of the zoo. A wrong name lists them all.")
-    parser.add_argument("--workers", type=int, default=1, help="Use the tiles of a runtime with so many workers (default: 1).")
+    parser.add_argument("--workers", type=int, default=1, help="Use the tiles of a runtime with this number of workers (default: 1).")
     parser.add_argument("--batch", type=int, default=1, help="Batch size (default: 1).")
     parser.add_argument("--seq", type=int, default=128, help="Tokens, for networks that read text (default: 128).")
     parser.add_argument("--rounds", type=int, default=20, help="Number of times that each op runs (default: 20).")

@@ -6,26 +6,24 @@
 A process of our own is pinned to the core and takes a share of it, so that everything there is slower, whoever started it. The ways
 (`METHODS`):
 
-`fifo`
-    The load runs under SCHED_FIFO, above all ordinary processes, for the same share of every period: of `PERIOD_US`, or of more where so
-    short a one cannot be had. Switching takes its part of a period, too, so the share is tried and put right until what is left of the core
-    is what was wanted. Emulates well: a core with a lower clock. Whatever takes longer than some periods takes longer by the same factor,
-    and nobody can win the time back. Emulates badly: anything shorter than a period, which meets either the whole core or none of it;
-    caches and memory bandwidth, which keep the speed of the fast core (a slower clock would leave more bandwidth for each cycle). Needs
-    CAP_SYS_NICE; the kernel lets such processes have 95% of a core at most, unless /proc/sys/kernel/sched_rt_runtime_us says otherwise.
-`quota`
-    The load runs in a control group of its own, with the greatest weight, and its quota of CPU time for a period of `QUOTA_PERIOD_US` ends
-    after its share. Emulates well: a core of which a hypervisor or a container gives only part. Emulates badly: a slower clock, because the
-    core is away for milliseconds at a time; and less exactly than `fifo`, since whoever runs when a period begins may finish his slice
-    first. Needs a `cpu` controller in which this user may make groups.
-`nice`
-    The load is an ordinary process whose weight (nice value) is to give it its share. Emulates well: a core that somebody else uses, too.
-    Emulates badly: any steady speed. The scheduler hands out slices of milliseconds, favours who wakes up over who computes, so that a
-    process that sleeps often gets more than its share, and where sessions have groups of their own (sched_autogroup) weights of different
-    sessions do not compare. A weight above the ordinary one needs CAP_SYS_NICE; without it several loads stand in for one.
+- `fifo`: the load runs under SCHED_FIFO, above all ordinary processes, for the same share of every period. A period is `PERIOD_US`, or
+  longer where so short a one cannot be had. Switching takes its part of a period, too. So the share is tried and put right until the rest
+  of the core is as wanted. Emulates well: a core with a lower clock. Whatever takes longer than some periods takes longer by the same
+  factor, and nobody can win the time back. Emulates badly: anything shorter than a period, which meets either the whole core or none of
+  it. Caches and memory bandwidth keep the speed of the fast core (a slower clock would leave more bandwidth for each cycle). Needs
+  CAP_SYS_NICE; the kernel lets such processes have 95% of a core at most, unless /proc/sys/kernel/sched_rt_runtime_us says otherwise.
+- `quota`: the load runs in a control group of its own, with the greatest weight. Its quota of CPU time for a period of `QUOTA_PERIOD_US`
+  ends after its share. Emulates well: a core of which a hypervisor or a container gives only part. Emulates badly: a slower clock, because
+  the core is away for milliseconds at a time. It is less exact than `fifo`, since whoever runs when a period begins may finish his slice
+  first. Needs a `cpu` controller in which this user may make groups.
+- `nice`: the load is an ordinary process whose weight (nice value) is to give it its share. Emulates well: a core that somebody else uses,
+  too. Emulates badly: any steady speed. The scheduler hands out slices of milliseconds and favours who wakes up over who computes. So a
+  process that sleeps often gets more than its share. Where sessions have groups of their own (sched_autogroup) weights of different
+  sessions do not compare. A weight above the ordinary one needs CAP_SYS_NICE; without it several loads stand in for one.
 
-Nothing is left behind: the load is a child of a keeper process, which ends it (and takes its control group away) when the context is left
-or the process that entered it is gone, however it ended; and the load ends with its keeper (then an empty control group stays).
+Nothing is left behind. The load is a child of a keeper process, which ends it (and takes its control group away) when the context is left.
+It also does so when the process that entered it is gone, however it ended. The load ends with its keeper (then an empty control group
+stays).
 """
 
 from __future__ import annotations
@@ -53,9 +51,9 @@ METHODS: Final[tuple[Method, ...]] = ("fifo", "quota", "nice")
 """Best first."""
 PERIOD_US: Final = 100
 MOST_PERIODS: Final = 8
-"""A period is no longer than so many of `PERIOD_US`."""
+"""The most periods of `PERIOD_US` in a period."""
 CLOSE: Final = 0.03
-"""What is left of a core is near enough to what was wanted when it differs by no more than this share of it."""
+"""The speed of a core is near enough to the wanted one when it differs by no more than this share of it."""
 QUOTA_PERIOD_US: Final = 20_000
 FIFO_PRIORITY: Final = 20
 LEAST, MOST = 0.06, 0.98
@@ -298,7 +296,7 @@ def _loop() -> None:
 
 
 def _rate(seconds: float) -> float:
-    """Loops a second, for so long."""
+    """Loops a second, for `seconds`."""
     begin, n = time.perf_counter(), 0
     while (took := time.perf_counter() - begin) < seconds:
         _loop()
@@ -307,8 +305,8 @@ def _rate(seconds: float) -> float:
 
 
 def _left(pids: list[int], slices: int) -> float:
-    """The speed of this core with the loads as a share of that without: median of pairs of slices that follow each other, because the
-    machine's own speed changes, too."""
+    """The speed of this core with the loads as a share of that without. It is the median of pairs of slices that follow each other, because
+    the machine's own speed changes, too."""
     pairs = []
     for _ in range(slices):
         for pid in pids:

@@ -92,7 +92,7 @@ class Storm:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         whole = "none lost, none wrong" if not self.lost + self.wrong else f"{self.lost} LOST, {self.wrong} WRONG"
         return (
             f"{' + '.join(self.cases)}: {len(self.strokes)} workers killed in {self.ended_s - self.began_s:.0f} s "
@@ -156,7 +156,7 @@ class _Watch:
         return [seconds for key, seconds in self.joins.items() if key not in self._old]
 
     def settle(self, workers: int) -> None:
-        """Until as many workers run as before."""
+        """Waits until as many workers run as before."""
         deadline = time.monotonic() + WATCHDOG_S
         while sum(w["state"] == "running" for w in self.look()) < workers and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -47,14 +47,14 @@ Floats = npt.NDArray[np.float64]
 DEPTHS = LIMITS["depths"]
 LAST_RANK = 0xFFFFFFFF
 WORTH_PARTS = 0.02
-"""What layers in slices of the batch have to gain, of the latency: they are more to plan and to schedule."""
+"""The least gain, as a share of the latency, for which layers go in slices of the batch. Slices are more to plan and to schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
-    ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told how many bytes
-    an arena is going to have, most likely, as soon as that can be said: what makes it need not wait for the plan."""
+    ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told the likely size of
+    an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done."""
 
     reuse_memory: bool = True
     memory_bytes: int | None = None
@@ -72,7 +72,7 @@ def build_plan(
     planning: Experiment = UNSEARCHED,
     bucketed: BucketedGraph | None = None,
 ) -> Plan:
-    """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one), on the cores of `machine`: None
+    """Plans a kernel-level graph for a number of workers: any number may run it, tiles are sized for this one. `machine`: the cores; None
     for ones that are alike. `bucketed`: this graph at the extents of a shape bucket that the plan is for.
 
     Results do not depend on `workers`, `machine` nor `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot
@@ -107,7 +107,7 @@ def build_plan(
     parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
-    # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Experiment`.
+    # With barriers the tiles are the same as without, and the predictions are not of this plan: see `Experiment`.
     noted = replace(options, metadata={**options.metadata, **_shared(planning, machine), **({} if between else _noted(found))})
 
     def flow() -> Flow:
@@ -121,8 +121,8 @@ def build_plan(
 
 
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found, Machine]:
-    """The tiles of the graph, or with `slices` of the same with runs of layers in slices of the batch, if that finishes sooner before any
-    search; and the cores that they are for, fewer than the machine has where several requests are to run at a time."""
+    """Finds the tiles of the graph, and the cores that they are for. With `slices`, runs of layers may go in slices of the batch, if that
+    finishes sooner before any search. Fewer cores than the machine has are used where several requests are to run at a time."""
     longest, whole, machine = planning.longest_ns, machine, _team(storage, machine, planning)
     if planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles)), machine
@@ -153,7 +153,7 @@ def _split(ends: Sequence[float], k: int) -> Reason:
 
 
 def _team(storage: Storage, machine: Machine, planning: Experiment) -> Machine:
-    """The cores that share a request: all of them where requests come one at a time, or each node is asked to have so many tiles."""
+    """The cores that share a request: all where requests come one at a time, or where the number of tiles a node is given."""
     if planning.in_flight == 1 or planning.tiles is not None or len(machine) == 1:
         return machine
     return teams.choose(storage, machine, planning.in_flight, planning.longest_ns).machine
@@ -168,12 +168,12 @@ def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> floa
 
 
 def _shared(planning: Experiment, team: Machine) -> dict[str, Any]:
-    """What a plan says of the requests at a time that it is for."""
+    """A plan's note about the number of requests at a time that it is for."""
     return {} if planning.in_flight == 1 else {"shared": {"in_flight": planning.in_flight, "cores": len(team)}}
 
 
 def _noted(found: Found) -> dict[str, Any]:
-    """What a plan says of how its tiles were found."""
+    """A plan's note about how its tiles were found."""
     if not found.simulated:
         return {}
     simulated = {"start_ms": round(found.start_ns * 1e-6, 6), "best_ms": round(found.best_ns * 1e-6, 6)}
@@ -260,7 +260,7 @@ class _Writer:
         return plan
 
     def _works(self, ns: Floats) -> list[op_cost.Work]:
-        """Of each step. `ns`: of each tile."""
+        """The work of each step. `ns`: of each tile."""
         known: dict[tuple[int, Grid], op_cost.Work] = {}
         base = self.tile_graph.base.tolist()
         for k, (kind, node, grid) in enumerate(zip(kinds(self.storage), self.storage.steps, self.grids, strict=True)):
@@ -401,7 +401,7 @@ class _Writer:
         return tiles
 
     def _boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """lo, hi [tiles, `TILE_AXES`] of the tiles of all steps; 0 and 1 on axes that there are not. Many steps have the same grid."""
+        """lo, hi [tiles, `TILE_AXES`] of the tiles of all steps; 0 and 1 on missing axes. Many steps have the same grid."""
         first: dict[Grid, int] = {}
         boxes, n = [np.zeros((2, 0, TILE_AXES), np.int64)], 0
         for grid in dict.fromkeys(self.grids):
@@ -419,7 +419,7 @@ class _Writer:
         return lo, hi
 
     def _order(self, step_ns: list[float]) -> npt.NDArray[np.int64]:
-        """In which the steps' tiles should go."""
+        """The order in which the steps' tiles should go."""
         edges, base, n = self.edges, self.tile_graph.base, len(step_ns)
         if not self.critical or not n:
             return np.arange(n)
@@ -430,14 +430,16 @@ class _Writer:
         return critical_first(step_ns, step[parents[work]], step[edges.children[work]])
 
     def _costs(self) -> Costs:
-        """Of each tile; joins and the end take nothing."""
+        """The costs of each tile; joins and the end take nothing."""
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         found = self._of_each(tile_cost.tile_costs)
         ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
-        return Costs(ns, moved, op_cost.rates().far, self.flow, lambda: joined(self._of_each(tile_cost.made), len(more)), self._costs)
+        return Costs(
+            ns, moved, op_cost.rates().far, self.flow, lambda: joined(self._of_each(tile_cost.scratch_reuse), len(more)), self._costs
+        )
 
     def _of_each(self, function: Callable[[Node, Ints, Ints, int], R]) -> list[R]:
-        """What a function says of the tiles of each step."""
+        """The results of a function for the tiles of each step."""
         known: dict[tuple[int, Grid], R] = {}
         for kind, node, grid in zip(kinds(self.storage), self.storage.steps, self.grids, strict=True):
             if (kind, grid) not in known:

@@ -1,17 +1,17 @@
-"""Stages: what of a model can be planned with what is known so far.
+"""Stages: the parts of a model that can be planned with the values known so far.
 
-Most models are one static stage: from the input shapes everything follows. Where the shape of a value depends on data (NonZero, loops,
-non-maximum suppression …) or a value is no plain tensor (strings, sequences, optionals), the graph is cut:
+Most models are one static stage: from the input shapes everything follows. The graph is cut where a shape depends on data (NonZero, loops,
+non-maximum suppression …), or a value is not a plain tensor (strings, sequences, optionals):
 
-- a *static* stage holds every node whose shapes follow from what is known; it becomes a plan of tiles;
+- a *static* stage holds every node whose shapes follow from known values; it becomes a plan of tiles;
 - a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values. Where
-  it reads what a static stage gives, both are one stage and one plan;
-- small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
-  without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
-- where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
+  it reads results of a static stage, both are one stage and one plan;
+- small operators behind those nodes belong to the same tile (`LIGHT`): results of some detections are then computed without a plan for
+  their number. Only operators that are worth a plan (convolutions, products, regions of interest) have one for each;
+- where the results have known shapes again, as those of experts that are added up, nothing is cut. Such nodes are opaque tiles of an
   ordinary stage (`planner/frontends/binding/enclosed.py`);
-- where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
-  that value (`StageGraph.needs`) and is planned again with it.
+- where a shape depends on the *value* of a small tensor that the caller holds (an input, an earlier result), the stage asks for it. It is
+  planned again with that value (`StageGraph.needs`).
 
 Stage k is derived from the model and the bindings of stages 0 … k alone, so that whoever plans keeps no state between stages.
 """
@@ -46,15 +46,16 @@ _FEW = 64  # elements of a value that may be asked for although it is not read d
 _LEAST_CAPACITY, _MOST_CAPACITY = 1 << 16, 1 << 24
 _DATA_DEPENDENT = {"NonZero", "Unique", "NonMaxSuppression", "Compress", "Loop"}
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
-# What copies or compares: kernels have it too, but where nothing else reads the result it goes into the tile that does (`_movable`).
+# Operators that copy or compare: kernels have them too, but where nothing else reads the result it goes into the tile that does
+# (`_movable`).
 _MOVES = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat"}
 _MOVES |= {"Expand", "Cast", "Split", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "Not"}
 LIGHT = NAMES - {"Resize", "NonZero", "Compress", "MatMul", "Gemm"}
 """Operators that numpy does in a few microseconds where there are few elements, with results whose shapes can be told before."""
 _LIGHT_BYTES = 4 << 20
-"""What a light operator reads of what is known may be so large; a dynamic stage that reads more does not take such operators along."""
+"""Most bytes of known values that a light operator reads; a dynamic stage that reads more does not take such operators along."""
 _MOVED_BYTES = 1 << 18
-"""Known values up to so large are moved within the dynamic tile where nothing else reads what is moved, rather than by tiles in front."""
+"""Known values of at most this many bytes are moved within the dynamic tile if nothing else reads the result, not by tiles in front."""
 _MOST_OPERANDS = LIMITS["operands"]
 _KEPT_STATES = 8
 _NAMED = 8  # operators of a dynamic tile in messages
@@ -87,7 +88,7 @@ class StageGraph:
 
 
 class Derived:
-    """Where stages that have been derived lead to, for those behind them: a memory that changes no result. Of one model."""
+    """Where stages that have been derived lead to, for those behind them: a memory that changes no result. It belongs to one model."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, StageGraph]] = OrderedDict()
@@ -95,17 +96,17 @@ class Derived:
         self._plain = True
 
     def find(self, key: tuple[Any, ...]) -> tuple[int, _Stages, StageGraph] | None:
-        """The longest beginning of a key that is known, as the number of its stages, and what stands behind it."""
+        """The longest beginning of a key that is known, as the number of its stages, and the rest behind it."""
         for known in sorted(self._kept, key=len, reverse=True):  # a few, however many stages a client asks for
             if known == key[: len(known)]:
                 self._kept.move_to_end(known)
                 state, stage = self._kept[known]
-                return len(known) - 1, state.behind(), stage
+                return len(known) - 1, state.fork(), stage
         return None
 
     def begin(self, model: OnnxModel, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
-        """A model of whose inputs nothing is known. What follows from its constants alone is worked out once; not where one of `bound` has
-        a constant for a default."""
+        """A model of whose inputs nothing is known. Facts that follow from its constants alone are worked out once; not where one of
+        `bound` has a constant for a default."""
         if self._plain and bound and not any(info.name in bound for info in model.signature.overridable):
             if self._constants is None:
                 found = _Stages(model, {})
@@ -113,13 +114,13 @@ class Derived:
                 found.binder.read_constants()
                 self._constants = found
             if self._plain:
-                begun = self._constants.behind()
+                begun = self._constants.fork()
                 begun.capacities = dict(capacities)
                 return begun
         return _Stages(model, dict(capacities))
 
     def note(self, key: tuple[Any, ...], state: _Stages, stage: StageGraph) -> None:
-        self._kept[key] = state.behind(), StageGraph(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
+        self._kept[key] = state.fork(), StageGraph(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
         while len(self._kept) > _KEPT_STATES:
             self._kept.popitem(last=False)
 
@@ -131,7 +132,7 @@ def derive(
     derived: Derived | None = None,
     bucket: BucketFolding | None = None,
 ) -> StageGraph:
-    """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
+    """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: facts about the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
     derived again. `bucket`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
@@ -168,7 +169,7 @@ def _of_strings(model: OnnxModel, known: Mapping[str, Binding]) -> bool:
 
 
 def _key(known: Mapping[str, Binding]) -> tuple[Any, ...]:
-    """Equal only where bindings are; values that are no tensors are never."""
+    """Equal only where bindings are; values that are not tensors never are."""
     return tuple((name, str(b.dtype), b.shape, _value_key(b)) for name, b in sorted(known.items()))
 
 
@@ -187,12 +188,12 @@ class _Stages:
         self.inputs: dict[str, Tensor] = {}  # values from outside the stage, without a value of their own
         self._types: dict[str, onnx.TypeProto] | None = None
 
-    def behind(self) -> _Stages:
+    def fork(self) -> _Stages:
         """A copy, with tensors of its own, for the stages that follow: graphs of this one may be changed."""
         copy = _Stages.__new__(_Stages)
         copy.model, copy.capacities, copy._types = self.model, self.capacities, self._types
         copy.delivered, copy.inputs = set(self.delivered), {}
-        copy.binder = self.binder.behind()
+        copy.binder = self.binder.fork()
         return copy
 
     # ------------------------------------------------------------------------------------------------------- bindings
@@ -207,7 +208,7 @@ class _Stages:
             fits(info, binding)
             self._bind(info.name, binding, "tensor" if self.model.spelt is not None and info.keys else info.kind)
         overridable = self.model.signature.overridable
-        for info in overridable:  # one that is given is no constant of this plan
+        for info in overridable:  # one that is given is not a constant of this plan
             if (binding := known.get(info.name)) is not None:
                 fits(info, binding)
                 self._bind(info.name, binding, info.kind)
@@ -216,13 +217,13 @@ class _Stages:
             raise RequestError(f"model {self.model.graph.name!r} has no input {', '.join(map(repr, sorted(unknown)))}")
 
     def bind_results(self, stage: StageGraph, known: Mapping[str, Binding]) -> None:
-        """Makes what is known now an input of the next stage."""
+        """Makes a value that is known now an input of the next stage."""
         for name, tensor in list(self.binder.env.items()):
             if not tensor.is_const:
                 self.binder.env[name] = self.inputs[name] = Tensor(name, tensor.shape, tensor.dtype)
         for value in stage.outputs:
             binding = known.get(value.name)
-            if binding is not None:  # of what shape inference knows nothing, the result itself says whether it is a tensor
+            if binding is not None:  # where shape inference knows nothing of a value, the result itself says whether it is a tensor
                 self._bind(value.name, binding, "tensor" if value.kind == "unknown" else value.kind)
             elif value.shape is None and any(value.name in entry.names for entry in self.binder.pending):
                 raise RequestError(f"no binding for {value.name!r}, a result of the stage before")
@@ -275,14 +276,14 @@ class _Stages:
         return stage
 
     def _static(self, nodes: list[Node], outputs: list[Value], opaque: Sequence[tuple[Node, list[Value]]]) -> StageGraph:
-        """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with what they give."""
+        """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with their results."""
         given = [*(self.binder.env[v.name] for v in outputs), *(t for node, _ in opaque for t in node.outputs)]
         graph = Graph(self.model.graph.name, list(self.inputs.values()), given, [*nodes, *(node for node, _ in opaque)])
         return StageGraph("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
 
     def _held(self) -> list[tuple[Node, list[Value]]]:
-        """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences … A node
-        without operators hands each of them on."""
+        """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences and so on. A
+        node without operators hands each of them on."""
         found = []
         for name in dict.fromkeys(self.binder.outputs):
             tensor = self.binder.known(name) if name not in self.delivered else None
@@ -353,14 +354,14 @@ class _Stages:
     # --------------------------------------------------------------------------------------------------- dynamic stages
 
     def _enclosed(self, members: list[Item], results: list[Tensor]) -> Node | None:
-        """The opaque node for a group of nodes whose results have known shapes (`enclosed`), if it takes so many operands."""
+        """The opaque node for a group of nodes whose results have known shapes (`enclosed`), if it can take all operands."""
         if self._operands(members) + len(results) > _MOST_OPERANDS:
             return None
         self.binder.env.update({tensor.name: tensor for tensor in results})
         return self._opaque(members, results)
 
     def _dynamic(self, frontier: list[Item]) -> tuple[list[Item], list[Value]]:
-        """Blocked nodes and those that run with them, and what they give. They pend no longer."""
+        """Blocked nodes and those that run with them, and their results. They pend no longer."""
         others: list[Item] = []
         cluster, outside, delivered = self._cluster(frontier, others)
         while len(frontier) > 1 and self._operands(cluster) + len(delivered) > _MOST_OPERANDS:  # the others follow in a stage of their own
@@ -372,14 +373,14 @@ class _Stages:
         return cluster, [self._value(name, name in final) for name in delivered]
 
     def _operands(self, cluster: list[Item]) -> int:
-        """How many it would have at least: what is moved with it may have one source."""
+        """The least number of its operands: several values moved with it may have one source."""
         inner = {name for entry in cluster for name in entry.outputs}
         read = {name for entry in cluster for name in entry.names if name and name not in inner}
         return len({self._source(self.binder.env[name]) for name in read})
 
     def _source(self, tensor: Tensor) -> Tensor | None:
-        """What of a stage's values `_moved` would leave to be read instead of this one, if only this one is read of what is made of it;
-        None for what takes no operand."""
+        """The value of a stage that `_moved` would leave to be read instead of this one, if nothing else made of it is read. None for a
+        value without operands."""
         while (node := tensor.producer) is not None and self._movable(node):
             others = [t for t in node.inputs if t is not None and not embedded(t)]
             if len(others) != 1:
@@ -436,7 +437,7 @@ class _Stages:
 
     def _cluster(self, frontier: list[Item], others: list[Item]) -> tuple[list[Item], list[Item], list[str]]:
         """The blocked nodes but for `others`, and those after them that no static stage could run either, or need not. One set of opset
-        versions a cluster. With it what is left, and which results that, or the caller, reads."""
+        versions a cluster. It also returns the rest, and its results that the rest or the caller reads."""
         waiting = set(map(id, others))
         first = frontier[0]
         frontier = [entry for entry in frontier if entry.opsets == first.opsets]
@@ -462,8 +463,8 @@ class _Stages:
         return self._divided(cluster, produced)
 
     def _divided(self, cluster: list[Item], produced: dict[str, bool]) -> tuple[list[Item], list[Item], list[str]]:
-        """What of a cluster is wanted, what runs later, and the results that pass from one to the other or to the caller. What follows from
-        shapes alone is not passed on: to whoever knows the shapes it is a constant, and what is filled with it may be large."""
+        """(wanted nodes of a cluster, nodes that run later, results that pass from one to the other or to the caller). Results that follow
+        from shapes alone are not passed on. To whoever knows the shapes they are constants, and tensors filled with them may be large."""
         own = set(map(id, cluster))
         final = {name for name in self.binder.outputs if name in produced}
         later = {name for entry in self.binder.pending if id(entry) not in own for name in entry.names}
@@ -483,7 +484,7 @@ class _Stages:
         return wanted[::-1], outside, delivered
 
     def _is_light(self, entry: Item) -> bool:
-        """Whether numpy does it in no time, if there is as little of what is not known yet as of what is."""
+        """Whether numpy does it in no time, if the unknown operands are as small as the known ones."""
         if not _light(entry.proto):
             return False
         known = [tensor for name in entry.names if name and (tensor := self.binder.known(name)) is not None]
@@ -528,7 +529,7 @@ def _plain(proto: onnx.TypeProto) -> bool:
 
 
 def _serialised_bytes(binding: Binding) -> int:
-    """At least what the serialised value takes, where that is known."""
+    """A least size of the serialised value, where that is known."""
     if binding.shape is None:
         return 0
     if binding.dtype == tensors.OBJECT:

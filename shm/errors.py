@@ -8,7 +8,7 @@ class AspenError(Exception):
 
 
 class ModelParseError(AspenError):
-    """The bytes are no ONNX model: empty, truncated, or not a protobuf message."""
+    """The bytes are not an ONNX model: empty, truncated, or not a protobuf message."""
 
 
 class ModelInvalidError(AspenError):
@@ -50,8 +50,8 @@ class ProtocolError(AspenError):
 class RuntimeLost(AspenError):
     """The runtime's planner process is gone; requests in flight are lost with it.
 
-    `begun`: workers may have begun with this one. `wait_s`: set where the runtime has a name, no other of that name has come within so many
-    seconds (`connect(wait_s=…)`), and requests go on as soon as one does.
+    `begun`: workers may have begun with this one. `wait_s`: set where the runtime has a name, and no other of that name has come within
+    `connect(wait_s=…)` seconds. Requests go on as soon as one does.
     """
 
     begun: bool = True

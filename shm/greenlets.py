@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple
 from aspen_mp.shm.errors import RequestError
 
 _LOCK: Final = threading.Lock
-"""What modules that were imported with this one have made their locks with."""
+"""The maker of locks of modules that were imported with this one."""
 
 Start = Callable[[Callable[[], object], tuple[()]], int]
 Select = Callable[[Collection[int], tuple[()], tuple[()], float | None], tuple[list[int], list[int], list[int]]]
 
 
 class Greenlets(NamedTuple):
-    """What a library that patches threads has for waits.
+    """A library's functions for waits, where it patches threads.
 
     Attributes:
         start: Starts a function in a native thread.

@@ -1,4 +1,4 @@
-"""What the system says when it has too little of something for now: descriptors, memory, processes."""
+"""Errors of the system that say that it has too little of something for now: descriptors, memory, processes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Shared-memory segments: created, reserved, stamped, handed on by descriptor, mapped.
 
-A segment never has a name: it is a file of /dev/shm without one (O_TMPFILE), so that nothing can leak or be guessed, whatever is killed and
-when. It is a descriptor, passed by inheritance or SCM_RIGHTS. Where /dev/shm is no tmpfs and cannot do that, the segment is created
-exclusively under a random name, by shm_open, and unlinked at once; `aspen-mp doctor` finds what a process that was killed in between has
-left. Space is reserved when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store), in huge pages where
-there are any. Where /dev/shm is too small (Docker gives it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount
+A segment never has a name: it is a file of /dev/shm without one (O_TMPFILE). So nothing can leak or be guessed, whatever is killed and
+when. It is a descriptor, passed by inheritance or SCM_RIGHTS. Where /dev/shm is not a tmpfs and cannot do that, the segment is created
+exclusively under a random name, by shm_open, and unlinked at once. `aspen-mp doctor` finds the remains of a process that was killed in
+between. Space is reserved when the segment is made, in huge pages where there are any. A full tmpfs would otherwise answer with SIGBUS at
+some later store. Where /dev/shm is too small (Docker gives it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount
 limits.
 """
 
@@ -32,7 +32,7 @@ CLIENTS_WRITE = frozenset({"doorbell", "client", "data", "trace"})
 """Roles of the segments that clients have mapped too. For workers nothing in them is true, their first line included (I11): how long they
 are the kernel and the control table say. Nor is it in the doorbell page for other clients."""
 PRIVATE_BYTES = 64 << 20
-"""So much of a control group's limit is not counted as available, or a 16th of it where that is less: processes need memory of their own
+"""This much of a control group's limit is not counted as available, or a 16th of it where that is less. Processes need memory of their own
 while shared memory is reserved, and where there is none the kernel ends one of them."""
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
@@ -185,7 +185,7 @@ class Segment:
         try:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode) or st.st_size < mmap.PAGESIZE:
-                raise ProtocolError(f"descriptor {fd} is no shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
+                raise ProtocolError(f"descriptor {fd} is not a shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
             segment = cls(fd, role, st.st_size, writable=writable, memfd=False)
         except OSError as e:
             os.close(fd)
@@ -291,8 +291,8 @@ def _create_memfd(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ())
 
 
 def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
-    """Reserves the memory of a memfd, but for `holes`, and seals its size, and that nobody seals more: a client could make the page that
-    all write to read-only for the next worker. 0, or the number of the error."""
+    """Reserves the memory of a memfd, but for `holes`, and seals its size and its seals. Otherwise a client could make the page that all
+    write to read-only for the next worker. 0, or the number of the error."""
     try:
         reserve(fd, nbytes, holes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -302,7 +302,7 @@ def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> 
 
 
 def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
-    """`nbytes` in whole pages, if there is so much memory, `holes` left out."""
+    """`nbytes` in whole pages, if there is enough memory, `holes` left out."""
     if nbytes <= 0:
         raise ValueError(f"a segment needs a positive size, not {nbytes}")
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -311,8 +311,8 @@ def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> i
         advice = "raise that limit" if "control group" in limit else "free some, or use a machine with more"
         raise ResourceLimitError(
             f"not enough shared memory for the {role} segment: {format_bytes(nbytes)} needed, {format_bytes(left)} are left of {limit}, "
-            f"the limit that is met first ({_SHM_DIR} has {format_bytes(shm_free())} free): {advice}, unload models, or keep fewer plans "
-            "(plans_mib in section [models] of the profile)"
+            f"the limit that is met first ({_SHM_DIR} has {format_bytes(shm_free())} free). "
+            f"To go on, {advice}, unload models, or keep fewer plans (plans_mib in section [models] of the profile)"
         )
     return nbytes
 

@@ -12,7 +12,7 @@ LAYOUT_HASH: int = _tables.LAYOUT_HASH
 LIMITS: dict[str, int] = _tables.LIMITS
 ROLES: dict[str, int] = _tables.ROLES
 NUMBERS: dict[str, int] = _tables.NUMBERS
-"""Of numbers.h."""
+"""The numbers of numbers.h."""
 SPACES: dict[str, int] = _tables.SPACES
 UNARY: dict[str, int] = _tables.UNARY
 BINARY: dict[str, int] = _tables.BINARY

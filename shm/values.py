@@ -1,4 +1,4 @@
-"""Values that are no plain tensors of known shape, as bytes: strings, sequences, optionals, maps, tensors whose shape only running tells.
+"""Values other than plain tensors of known shape, as bytes: strings, sequences, optionals, maps, tensors whose shape only running tells.
 
 An OBJECT operand is a buffer of given capacity that holds one such value:
 
@@ -6,14 +6,21 @@ An OBJECT operand is a buffer of given capacity that holds one such value:
     24  description: msgpack, see below
     …   data of the numeric tensors, each at a multiple of 64 bytes from the start
 
-The description is one node: ``nil`` (an empty optional), ``["t", dtype, shape, offset]`` (numeric tensor, row-major at that offset),
-``["s", shape, strings]`` (string tensor), ``["q", [node …]]`` (sequence), ``["m", [[key, node] …]]`` (map; keys int or str),
-``["z", keys, tensor]`` (a sequence of maps with the same keys, whose values are the rows of a tensor [maps, keys]) and ``["v", x]`` (a bare
-bool, int, float or str). Nothing is ever unpickled, and `decode` believes nothing it reads: every offset, shape, count
-and type is checked against the buffer, since a client can write what it likes into its own memory.
+The description is one node:
 
-Python side: numeric tensors are ndarrays (all of numpy's and ml_dtypes' number types), string tensors are ndarrays of dtype object that
-hold `str` (or `bytes` that are no UTF-8; numbers and None among them become their text), sequences are lists, an empty optional is None,
+- ``nil``: an empty optional
+- ``["t", dtype, shape, offset]``: a numeric tensor, row-major at that offset
+- ``["s", shape, strings]``: a string tensor
+- ``["q", [node …]]``: a sequence
+- ``["m", [[key, node] …]]``: a map; keys int or str
+- ``["z", keys, tensor]``: a sequence of maps with the same keys, whose values are the rows of a tensor [maps, keys]
+- ``["v", x]``: a bare bool, int, float or str
+
+Nothing is ever unpickled, and `decode` believes nothing it reads. Every offset, shape, count and type is checked against the
+buffer, since a client can write what it likes into its own memory.
+
+Python side: numeric tensors are ndarrays (all of numpy's and ml_dtypes' number types). String tensors are ndarrays of dtype object that
+hold `str`, or `bytes` that are not UTF-8; numbers and None among them become their text. Sequences are lists, an empty optional is None,
 maps are dicts. `Maps` is what a sequence of maps with the same keys can be written from; it is read as a list of dicts.
 """
 
@@ -42,7 +49,7 @@ MAX_DEPTH = 16
 MAX_ITEMS = 1 << 22  # values of one sequence or map, and strings of one tensor
 _INT64_MAX = (1 << 63) - 1
 
-# What onnx knows as number types, by numpy's name of each. The small ml_dtypes keep one element a byte, as numpy does.
+# ONNX's number types, by numpy's name of each. The small ml_dtypes keep one element a byte, as numpy does.
 _NUMPY = ("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
 _COMPLEX = ("complex64", "complex128")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
@@ -93,16 +100,16 @@ class Maps(Sequence[dict[Any, Any]]):
 
 
 Keys = list[int | str] | npt.NDArray[np.object_]
-"""Of the maps of a sequence; or the strings (an array) that numbers are places of."""
+"""The keys of the maps of a sequence; or the strings (an array) that numbers are places of."""
 
 
 def told(keys: Keys, numbers: npt.NDArray[Any]) -> Any:
-    """What a caller gets for numbers that a plan gives."""
+    """The caller's result for numbers of a plan."""
     return keys[numbers] if isinstance(keys, np.ndarray) else listed(keys, numbers)
 
 
 def places(codes: dict[str, int], strings: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The place of each string among the words of `codes`, or that behind the last. Items that are no strings count as in `Encoded`."""
+    """The place of each string among the words of `codes`, or that behind the last. Items that are not strings count as in `Encoded`."""
     other = len(codes)
     texts = [item if isinstance(item, str) else _text(item) for item in strings.reshape(-1).tolist()]
     words = [text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in texts]
@@ -148,7 +155,7 @@ class Encoded:
             return ["q", [self._node(item, depth + 1) for item in self._bounded(value)]]
         if isinstance(value, dict):
             return ["m", [[self._key(key), self._node(item, depth + 1)] for key, item in self._bounded(value).items()]]
-        raise RequestError(f"a value of type {type(value).__name__} is no ONNX value")
+        raise RequestError(f"a value of type {type(value).__name__} is not an ONNX value")
 
     def _array(self, array: npt.NDArray[Any]) -> object:
         if array.dtype.kind in "OUST":
@@ -159,7 +166,7 @@ class Encoded:
             return ["s", list(array.shape), strings]
         name = array.dtype.name
         if _dtypes().get(name) != array.dtype.newbyteorder("="):
-            raise RequestError(f"arrays of dtype {array.dtype} are no ONNX values")
+            raise RequestError(f"arrays of dtype {array.dtype} are not ONNX values")
         offset = self.nbytes
         array = np.asarray(array, dtype=array.dtype.newbyteorder("="))
         self._arrays.append((offset, array))
@@ -207,7 +214,7 @@ def _text(item: object) -> str | bytes:
 
 
 def encode(value: object) -> bytes:
-    """`value` as bytes; RequestError if it is no ONNX value."""
+    """`value` as bytes; RequestError if it is not an ONNX value."""
     encoded = Encoded(value)
     buffer = bytearray(encoded.nbytes)
     encoded.write(buffer)

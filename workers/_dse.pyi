@@ -13,14 +13,12 @@ Array = npt.NDArray[np.generic]
 class Engine:
     """One worker's DSE. The worker's Python side calls run() in a loop and does what the returned reason asks for:
 
-    ==============  ==============================================================================================================
-    ("opaque", instance, tile)    execute the tile on operands(instance, tile), then finish(instance, tile, …)
-    ("attach", seq, 0)            read every message waiting on the worker's socket and map() what it brings; wait for more while
-                                  missing(seq) is not empty (a worker that just joined); attached(seq)
-    ("drained", 0, 0)             something dropped may have seen its last request: tell the planner process to collect()
-    ("leave", 0, 0)               asked to leave: the row is closed, its tiles are anybody's; exit
-    ("stop", 0, 0)                the runtime ends; exit
-    ==============  ==============================================================================================================
+    - ("opaque", instance, tile): execute the tile on operands(instance, tile), then finish(instance, tile, …).
+    - ("attach", seq, 0): read every message waiting on the worker's socket and map() its segments. Wait for more while missing(seq) is not
+      empty (a worker that just joined). Then attached(seq).
+    - ("drained", 0, 0): something dropped may have seen its last request: tell the planner process to collect().
+    - ("leave", 0, 0): asked to leave: the row is closed, its tiles are anybody's; exit.
+    - ("stop", 0, 0): the runtime ends; exit.
 
     `isa` is the name of an instruction set of `aspen_mp.workers._isa.names()`, None for the best.
     """
@@ -51,8 +49,8 @@ class Engine:
         """The row opens (state "running"). Call after the first attached(); run() does it if it was not called."""
     def run(self) -> tuple[str, int, int]: ...
     def operands(self, instance: int, tile: int) -> tuple[int, bytes, list[Array | memoryview], list[Array | memoryview | None]]:
-        """(op, blob, outputs, inputs) of an opaque tile: arrays are views of shared memory in ONNX order with the operands' shapes and
-        strides; OBJECT operands are memoryviews of their buffer; missing optional inputs are None. Inputs that lie in the request's region
+        """(op, blob, outputs, inputs) of an opaque tile. Arrays are views of shared memory in ONNX order with the operands' shapes and
+        strides. OBJECT operands are memoryviews of their buffer; missing optional inputs are None. Inputs that lie in the request's region
         are private copies: its client may write there at any time."""
     def name(self, instance: int, tile: int) -> str:
         """ "node name (op type)" for messages."""
@@ -87,13 +85,13 @@ class PlanRunner:
     @property
     def n_tiles(self) -> int: ...
     def move(self, extent: int) -> None:
-        """What runs from now on is a request of this extent. PlanError: it is none of the plan's; 0 is that of a plan for one shape."""
+        """Later runs are requests of this extent. PlanError: it is none of the plan's; 0 is that of a plan for one shape."""
     def run_tile(self, tile: int, again: bool = False) -> int:
         """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing. `again`: the
-        last tile with a kernel was of the same op, and its inputs have not changed since: what that left in scratch memory holds."""
+        last tile with a kernel was of the same op, and its inputs have not changed since, so its scratch memory is valid."""
     def run(self, order: str = "fifo", seed: int = 0) -> int:
         """Executes all tiles in a legal order: "fifo", "lifo" or "random". Returns the first error. PlanError: one never became ready."""
     def scratch_bytes(self, tile: int) -> int:
-        """What the kernel asks for this tile."""
+        """The scratch bytes that the kernel asks for, for this tile."""
     def name(self, tile: int) -> str:
         """ "node name (op type)" for messages."""

@@ -199,7 +199,7 @@ cdef object _array(const aspen_operand *o, buf, int64_t first, bint writable):
 
 
 cdef object _own(operand):
-    """A copy of an operand that its client may be writing to at this moment: numpy checks an index and reads it once more to use it."""
+    """A copy of an operand that its client may be writing to now: numpy checks an index and reads it once more to use it."""
     if isinstance(operand, memoryview):
         used = int.from_bytes(bytes(operand[8:16]), "little")  # of a serialised value (values.py), which decode() checks in the copy
         return memoryview(bytes(operand[:used]))

@@ -14,13 +14,13 @@ def find(name: str | None = None) -> int:
     """
 
 def vectors() -> Literal["", "short", "halved", "whole"]:
-    """What vectors a core multiplies, if workers are given no instruction set by name: of 512 bits, "whole" or, as on
-    Zen 4, "halved"; "short" ones of 256; "": shorter ones, or none can be chosen, which they report themselves."""
+    """The vectors that a core multiplies, if workers are given no instruction set by name. Those of 512 bits are "whole" or, as on Zen 4,
+    "halved"; those of 256 are "short". "": shorter ones, or none can be chosen, which workers report themselves."""
 
 def sums_bytes(name: str | None = None) -> bool:
     """Whether this CPU sums products of bytes in one instruction, in vectors of an instruction set (as in `find`), and
     ASPEN_MP_VNNI=off does not forbid it. False where none can be chosen."""
 
 def sums_pairs(name: str | None = None) -> bool:
-    """Whether this CPU sums products of pairs of bf16 in one instruction, in vectors of an instruction set (as in `find`), and
-    ASPEN_MP_BF16=off does not forbid it. False where none can be chosen."""
+    """Whether this CPU sums products of pairs of bf16 in one instruction, in vectors of an instruction set (as in `find`).
+    ASPEN_MP_BF16=off forbids it. False where none can be chosen."""

@@ -34,11 +34,11 @@ def call(
 ) -> int:
     """Run a kernel on one tile and return its `enum aspen_kernel_error` (0: success).
 
-    args[0] is the output, written in place inside the box [lo, hi), and further outputs follow, if the kernel has any; then come the
-    inputs, None where an optional one is absent.
-    Arrays may have any strides that are multiples of the item size. A float among the parameters is passed as the bits of a double, an int
-    as it is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them. ValueError: unknown kernel or
-    instruction set, or counts that do not fit the kernel. `scratch_bytes`: of scratch memory, instead of what the kernel asks for.
+    args[0] is the output, written in place inside the box [lo, hi). Further outputs follow, if the kernel has any, then the inputs, None
+    where an optional one is absent. Arrays may have any strides that are multiples of the item size. A float among the parameters is passed
+    as the bits of a double, an int as it is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them.
+    ValueError: unknown kernel or instruction set, or counts that do not fit the kernel. `scratch_bytes`: of scratch memory, instead of what
+    the kernel asks for.
     `apart`: as on a worker whose core shares no cache with others (`aspen_call.apart`).
     """
 
@@ -58,7 +58,7 @@ def time_tiles(
     """
 
 def peak(turns: int, isa: str | None = None) -> float:
-    """Fused multiply-adds in registers, GFLOP/s of this core, over so many turns of ten vectors each."""
+    """Fused multiply-adds in registers, GFLOP/s of this core, over `turns` turns of ten vectors each."""
 
 def read_rate(data: np.ndarray, rounds: int, isa: str | None = None) -> float:
     """Reading an array of float32 `rounds` times, GB/s of this core."""

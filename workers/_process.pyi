@@ -10,5 +10,5 @@ def fork_sibling() -> int:
     """As `os.fork`, but the new process is a child of this process's parent. For processes of one thread. Raises OSError."""
 
 def faults_tell_scarcity(status: int) -> None:
-    """SIGSEGV and SIGABRT that befall this process while it can have no more memory end it with `status` instead: not every library looks
-    at what it is given. For processes of one thread. Raises OSError."""
+    """SIGSEGV and SIGABRT that befall this process while it can have no more memory end it with `status` instead. The cause is libraries
+    that do not check allocations. For processes of one thread. Raises OSError."""

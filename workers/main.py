@@ -1,7 +1,7 @@
 """A worker process: pinned to one CPU, it maps what the planner process sends and drives its scheduling engine until told to go.
 
-Kept light, so that a worker runs some tens of milliseconds after it is asked for: neither numpy nor onnx is imported before an opaque
-tile needs them.
+Kept light, so that a worker runs some tens of milliseconds after it is asked for. Neither numpy nor onnx is imported before an opaque tile
+needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker, and every other child of the planner process, tells the kernel about itself."""
+"""Settings in the kernel for a worker, and for every other child of the planner process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limit_memory(nbytes: int) -> None:
 
 
 def memory_limit() -> int:
-    """What `limit_memory` was told last; 0: nothing."""
+    """The last argument of `limit_memory`; 0: nothing."""
     return _limit
 
 
@@ -68,7 +68,7 @@ def keep_only(fds: set[int]) -> None:
 
 
 def plain_signals() -> None:
-    """In a forked child: what the parent does at signals is no business of this process."""
+    """In a forked child: the parent's handlers of signals must not run in this process."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

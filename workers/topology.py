@@ -1,16 +1,17 @@
-"""Which cores this process may use, how fast each is, what it shares with the others, and where workers go.
+"""Finds the cores that this process may use, how fast each is, what it shares with the others, and where workers go.
 
 Everything is read from `/proc` and `/sys` (no dependency, no numpy), below a `root` that tests replace by a made-up tree. A file that is
-missing or odd costs precision, never an error: the core then counts as an ordinary one that shares its caches with its package. One that
+missing or odd costs precision, never an error. The core then counts as an ordinary one that shares its caches with its package. One that
 cannot be opened because there are no descriptors or memory is an OSError: it does not say that there is no limit.
 
-How many cores may be used is the least of: CPUs of the affinity mask, CPUs of the cpuset, physical cores among those, and the CPU quota of
-the process's cgroup and of every cgroup above it. Which ones are used follows from core class (performance before efficiency
-cores), caches and NUMA nodes; in which order a worker steals from the others the engine works out from the same facts.
+The number of cores that may be used is the least of four. They are the CPUs of the affinity mask, those of the cpuset, the physical cores
+among those, and the CPU quota. The quota is the lowest of the process's cgroup and of every one above it. The cores to use follow from core
+class (performance before efficiency cores), caches and NUMA nodes. The engine works out from the same facts in which order a worker steals
+from the others.
 
-All of it may change while a runtime runs, and nothing tells: inotify reports a write to `cpu.max` or `cpuset.cpus` only to who watches that
-very file through the same mount, and never that `cpuset.cpus.effective` follows a parent's file, or that an affinity mask was set (tried
-on Linux 6.18; the kernel itself raises events for `cgroup.events`, `memory.events` and `cpuset.cpus.partition` alone). So
+All of it may change while a runtime runs, and nothing tells. inotify reports a write to `cpu.max` or `cpuset.cpus` only to who watches that
+very file through the same mount. It never reports that `cpuset.cpus.effective` follows a parent's file, or that an affinity mask was set
+(tried on Linux 6.18). The kernel itself raises events for `cgroup.events`, `memory.events` and `cpuset.cpus.partition` alone. So
 `LimitsReader` is made to be asked again and again: one system call and a few small files.
 """
 
@@ -28,11 +29,11 @@ from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.scarcity import OPENING
 from aspen_mp.shm.words import count
 
-# A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker:
-# the kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of a tile that others wait for.
+# A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker.
+# The kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of an awaited tile.
 _QUOTA_SLACK = 0.1
-# Cores belong to one class when each is nearly as fast as the next: favoured cores of a uniform machine (Turbo Boost Max, preferred cores)
-# differ by a few per cent, performance and efficiency cores by a third or more.
+# Cores belong to one class when each is nearly as fast as the next. Favoured cores of a uniform machine (Turbo Boost Max, preferred cores)
+# differ by a few per cent. Performance and efficiency cores differ by a third or more.
 _CLASS_GAP = 0.88
 _CLASS_NAMES = ("performance", "efficiency", "low-power")
 
@@ -41,7 +42,7 @@ ROOT = "/"
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class PhysicalCore:
     """One logical CPU. `package`, `node`, `l2` and `l3` are numbers that are equal for CPUs of one package, NUMA node or cache.
 
     `siblings` are the logical CPUs of the same physical core, this one included. `rank` is 0 for the fastest class of cores of the machine,
@@ -63,12 +64,12 @@ class Core:
 class Topology:
     """The usable part of a machine: `cores` by CPU number, `quota` in CPUs (None: no limit), `online` CPUs of the whole machine."""
 
-    cores: tuple[Core, ...]
+    cores: tuple[PhysicalCore, ...]
     quota: float | None
     online: int
 
     @property
-    def by_cpu(self) -> dict[int, Core]:
+    def by_cpu(self) -> dict[int, PhysicalCore]:
         return {core.cpu: core for core in self.cores}
 
     @property
@@ -131,8 +132,8 @@ class Topology:
         return _least_used(order, workers, others)
 
     def speeds(self, cpus: Iterable[int], gives: Mapping[int, float] = MappingProxyType({})) -> list[float]:
-        """Of the cores of these CPUs, fastest first, relative to the fastest; to two digits, because plans are made for them and kept. One
-        that is not known counts as of speed 1. `gives`: what share of its speed a CPU gives, where it is not all."""
+        """Speeds of the cores of these CPUs, fastest first, relative to the fastest. They have two digits, because plans are made for them
+        and kept. One that is not known counts as of speed 1. `gives`: what share of its speed a CPU gives, where it is not all."""
         known = self.by_cpu
         found = sorted(((known[cpu].speed if cpu in known else 1.0) * gives.get(cpu, 1.0) for cpu in cpus), reverse=True)
         return [max(round(speed / found[0], 2), 0.01) for speed in found]
@@ -148,7 +149,7 @@ class Topology:
             if first[core.siblings] == core.cpu:
                 power[core.node] = power.get(core.node, 0.0) + core.speed
 
-        def key(core: Core) -> tuple[int, int, float, int, int, int]:
+        def key(core: PhysicalCore) -> tuple[int, int, float, int, int, int]:
             thread = [s for s in core.siblings if s in usable].index(core.cpu)
             return thread, core.rank, -power.get(core.node, 0.0), core.node, core.l3, core.cpu
 
@@ -211,7 +212,8 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this process may use at a moment: `cpus`, and a `quota` in CPUs (None: no limit). `online`: CPUs of the whole machine."""
+    """The CPUs that this process may use at a moment: `cpus`, and a `quota` in CPUs (None: no limit). `online`: CPUs of the whole
+    machine."""
 
     cpus: tuple[int, ...]
     quota: float | None
@@ -227,7 +229,7 @@ class LimitsReader:
         self._cgroups: list[_Cgroup] = []
 
     def read(self, affinity: Iterable[int] | None = None) -> Limits:
-        """As they are now. `affinity` replaces the process's own mask (tests)."""
+        """The present limits. `affinity` replaces the process's own mask (tests)."""
         mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
         online = set(_cpus(self._base / "sys/devices/system/cpu/online")) or mask
         paths = _text(self._base / "proc/self/cgroup")
@@ -282,7 +284,7 @@ def _cpus(path: Path) -> list[int]:
 # ------------------------------------------------------------------------------------------------ cores
 
 
-def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[Core, ...]:
+def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[PhysicalCore, ...]:
     """Describes `cpus`; classes are judged over all CPUs of the machine, so that a mask does not turn E-cores into the fastest class."""
     system = base / "sys/devices/system"
     node_of = {cpu: _number(entry.name, "node") for entry in _entries(system / "node", "node") for cpu in _cpus(entry / "cpulist")}
@@ -298,7 +300,7 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
         l2, l3 = _caches(folder)
         rank, name, speed = classes[cpu]
         found.append(
-            Core(
+            PhysicalCore(
                 cpu=cpu,
                 package=package,
                 node=node_of.get(cpu, 0),
@@ -340,8 +342,8 @@ def _caches(folder: Path) -> tuple[int | None, int | None]:
 def _classes(base: Path, cpus: Sequence[int]) -> dict[int, tuple[int, str, float]]:
     """(rank, name, relative speed) of every CPU.
 
-    The kernel's own verdict comes first (`cpu_core`, `cpu_atom`, `cpu_lowpower` on Intel hybrids), then measures of speed: `cpu_capacity`
-    (ARM, and x86 with asymmetric scheduling), CPPC `highest_perf`, the highest frequency. Without any, all cores are alike.
+    The kernel's own verdict comes first (`cpu_core`, `cpu_atom`, `cpu_lowpower` on Intel hybrids). Then come measures of speed:
+    `cpu_capacity` (ARM, and x86 with asymmetric scheduling), CPPC `highest_perf`, the highest frequency. Without any, all cores are alike.
     """
     devices = base / "sys/devices"
     speed = _speeds(devices / "system/cpu", cpus)
@@ -423,8 +425,8 @@ def _cgroup_mounts(base: Path) -> list[tuple[int, frozenset[str], str, str]]:
 def _ancestry(base: Path, mount: str, inside: str, path: str) -> tuple[Path, ...]:
     """Folders from the process's cgroup up to the mount point.
 
-    In a container without its own cgroup namespace `path` names the cgroup as the host sees it, and the mount shows a part of the hierarchy
-    that begins at `inside`. What lies above the mount cannot be seen (nor can its limits).
+    In a container without its own cgroup namespace `path` names the cgroup as the host sees it. The mount shows a part of the hierarchy
+    that begins at `inside`. Folders above the mount cannot be seen (nor can their limits).
     """
     top = base / mount.lstrip("/")
     try:

@@ -1,6 +1,6 @@
 """Packets between the planner process and a worker, on a SOCK_SEQPACKET socketpair: one packet, one message, at most three descriptors.
 
-The planner process sends the segments that a plan needs before it bumps `attach_seq`, and `SYNC` with the new number after them; a worker
+The planner process sends the segments that a plan needs before it bumps `attach_seq`, and `SYNC` with the new number after them. A worker
 that sees the number change reads packets until it has the `SYNC` that reaches it. So nothing is ever used before it is mapped.
 """
 

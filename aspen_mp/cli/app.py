@@ -17,7 +17,7 @@ MOUNTED: Final = {"bench": "aspen_mp.bench.cli.app"}
 
 
 _WrongUse: Final[type[Exception]] = typer.BadParameter.__mro__[1]
-"""What typer raises where a command line cannot be understood: UsageError, which it does not export."""
+"""Typer's exception for a command line that cannot be understood: UsageError, which it does not export."""
 
 
 class _Commands(TyperGroup):

@@ -25,7 +25,7 @@ NAIVE: Final = {
     "apart": "each network on cores of its own",
     "shared": "all at once, with equal shares of the cores",
 }
-"""What the naive schedules are."""
+"""Descriptions of the naive schedules."""
 
 
 @output.command

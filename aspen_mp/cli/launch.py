@@ -55,7 +55,7 @@ def launch(
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; the runtime goes on in the background.")
     ] = False,
     log: Annotated[
-        LogLevel, typer.Option("--log", help="Which events to write to standard error: all (info), only warnings, or none (off).")
+        LogLevel, typer.Option("--log", help="Events to write to standard error: all (info), only warnings, or none (off).")
     ] = LogLevel.info,
     metrics: Annotated[
         str | None,
@@ -257,7 +257,7 @@ def _detached(models: list[str], name: str, given: Mapping[str, object], *, supe
         if value is not None:
             arguments += [option, str(value)]
     arguments += ["--json", *(["--supervise"] if supervise else [])]
-    # What the runtime has to say goes to memory that lives as long as it does: a pipe would break when this process ends.
+    # Output of the runtime goes to memory that lives as long as it does: a pipe would break when this process ends.
     answer, said = (os.memfd_create(f"aspen-{what}", os.MFD_CLOEXEC) for what in ("launch-answer", "launch-log"))
     try:
         with output.progress(f"starting {name}", quiet=as_json):

@@ -1,4 +1,4 @@
-"""What a service says to systemd (``Type=notify``): ready, stopping, alive. A few lines over the socket that sd_notify(3) describes."""
+"""Messages of a service to systemd (``Type=notify``): ready, stopping, alive. A few lines over the socket that sd_notify(3) describes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from aspen_mp.workers import topology
 
 
 def examples(*calls: str) -> str:
-    """What stands below the help of a command: how it is called, one example a line. `calls`: without the name of the program."""
+    """The text below the help of a command: how it is called, one example a line. `calls`: without the name of the program."""
     return "\n\n".join(f"{'Or' if k else 'Example'}: aspen-mp {call}" for k, call in enumerate(calls))
 
 

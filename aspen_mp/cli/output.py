@@ -95,7 +95,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort, typer.BadParameter, KeyboardInterrupt):
             raise
         except BrokenPipeError:
-            # The reader of our output has gone (`aspen-mp … | head`): that is no failure. Python must not flush to it at exit either.
+            # The reader of our output has gone (`aspen-mp … | head`): that is not a failure. Python must not flush to it at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except Exception as error:

@@ -1,4 +1,4 @@
-"""`aspen-mp plan`: what the planner makes of a model, without running it."""
+"""`aspen-mp plan`: plans a model without running it, and prints the plan."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ def bindings_of(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int
 
 
 def machines(cores: str | None, profile: Profile, measured: Rates) -> tuple[Machine, Machine]:
-    """Return the machine to predict for, with measured rates, and the one to plan for: that of --cores, or the cores that a runtime of this
-    profile leases here, and what it knows of them when it plans."""
+    """Return the machine to predict for, with measured rates, and the one to plan for. They have the cores of --cores, or those that a
+    runtime of this profile leases here, and what it knows of them when it plans."""
     from aspen_mp.planner.cost import op_cost
     from aspen_mp.planner.cost.machine import Core, Machine
 
@@ -333,7 +333,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
 
 
 def _show_stacks(layers: list[dict[str, Any]]) -> None:
-    """What runs depth first: a row for each sequence of a stack."""
+    """Shows the layers that run depth first: a row for each sequence of a stack."""
     rows = []
     for row in _by_layer(layers):
         if "stack" not in row:

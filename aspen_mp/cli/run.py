@@ -33,7 +33,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="[onnxruntime|float64]",
-            help="What --check compares with: onnxruntime, or the model evaluated in float64.",
+            help="The reference of --check: onnxruntime, or the model evaluated in float64.",
             show_default=False,
         ),
     ] = None,
@@ -121,8 +121,8 @@ def run(
 
 
 def _timed(model: Model, feeds: dict[str, Any], repeat: int | None, *, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outputs in the model's order, and the milliseconds of `repeat` runs (None: of `RUNS`, or what fits into `RUNS_S`), after a
-    warm-up of `WARMUP` runs, or what fits into `WARMUP_S`: at first caches are cold, and workers asleep."""
+    """The outputs in the model's order, and the milliseconds of `repeat` runs (None: of `RUNS`, or what fits into `RUNS_S`). A warm-up of
+    `WARMUP` runs, or what fits into `WARMUP_S`, comes first: at first caches are cold, and workers asleep."""
     results: dict[str, Any] = {}
 
     def runs(most: int, seconds: float, label: str) -> list[float]:
@@ -268,8 +268,8 @@ def _by_onnxruntime(source: sources.GivenModel, feeds: dict[str, Any], names: li
 def _check_exactly(
     source: sources.GivenModel, feeds: dict[str, Any], results: dict[str, Any], direct: dict[str, Any], tolerance: float
 ) -> list[dict[str, Any]]:
-    """Errors of every output against float64: `error` of ours, `direct` of ours by direct sums, `onnxruntime`, None where it is missing or
-    cannot run the model."""
+    """Errors of every output against float64. `error`: ours. `direct`: ours by direct sums. `onnxruntime`: its error, None where it is
+    missing or cannot run the model."""
     from aspen_mp.tools import float64
 
     names = list(results)

@@ -24,7 +24,7 @@ from aspen_mp.errors import AspenError
 if TYPE_CHECKING:
     from aspen_mp import Runtime
     from aspen_mp.serving.repository.disk import Found
-    from aspen_mp.serving.supervisor import Options
+    from aspen_mp.serving.supervisor import ServeOptions
 
 NEEDED = ("starlette", "uvicorn", "httptools", "uvloop", "simdjson", "orjson")
 NEEDED_FOR_GRPC = ("grpc", "google.protobuf", "grpc_health")
@@ -32,7 +32,7 @@ NEEDED_FOR_OTEL = ("opentelemetry.sdk",)
 
 
 class MetricNames(StrEnum):
-    """What metrics are called."""
+    """Styles of metrics' names."""
 
     OURS = "aspen-mp"
     TRITON = "triton"
@@ -95,12 +95,12 @@ def serve(
     from aspen_mp.cli import metrics as endpoint
     from aspen_mp.serving.access import strangers, tokens
     from aspen_mp.serving.limits import Limits
-    from aspen_mp.serving.supervisor import Options
+    from aspen_mp.serving.supervisor import ServeOptions
 
     _check_tls(certificate, key)
     if allow_named_shm is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", allow_named_shm):
         raise typer.BadParameter("give letters, digits, '.', '_' and '-' that names must begin with", param_hint="--allow-named-shm")
-    told = Options(
+    told = ServeOptions(
         front_ends=http_workers,
         limits=Limits(body=max_body << 20, queued=max_queued),
         watch=watch,
@@ -158,7 +158,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
     except OSError as error:  # ssl.SSLError is one
-        raise AspenError(f"{certificate} and {key} are no certificate in PEM with its unencrypted key: {error}") from None
+        raise AspenError(f"{certificate} and {key} are not a certificate in PEM and its unencrypted key: {error}") from None
 
 
 def _is_there(package: str) -> bool:
@@ -172,7 +172,7 @@ def _run(
     runtime: Runtime,
     repositories: list[Path],
     files: list[Found],
-    told: Options,
+    told: ServeOptions,
     sockets: list[socket.socket],
     report: dict[str, object],
     as_json: bool,
@@ -262,7 +262,7 @@ def _listening_at(path: Path) -> Iterator[socket.socket]:
     """A Unix socket at this path, which is gone at the end. One that a dead server has left is replaced; any other file is not."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise AspenError(f"{path} is there already, and is no socket. Choose another --unix-socket")
+            raise AspenError(f"{path} is there already, and is not a socket. Choose another --unix-socket")
         with socket.socket(socket.AF_UNIX) as trial:
             try:
                 trial.connect(str(path))

@@ -59,7 +59,7 @@ ObjectiveOption = Annotated[
     typer.Option(
         "--objective",
         metavar="latency|throughput",
-        help="What the tiles are for: that one request ends soon, or that many are done in a time. Default: what the profile says.",
+        help="The aim of the tiles: that one request ends soon, or that many are done in a time. Default: what the profile says.",
     ),
 ]
 SearchOption = Annotated[
@@ -118,7 +118,8 @@ _SEQ = ("seq", "sequence", "length", "tokens", "t", "s")
 
 @dataclass(frozen=True)
 class GivenModel:
-    """A model to load: `model` is a path or a ModelProto, `label` what to call it; `collection`: where it comes from, if it has a name."""
+    """A model to load. `model`: a path or a ModelProto. `label`: its name in messages. `collection`: where it comes from, if it has a
+    name."""
 
     label: str
     model: str | onnx.ModelProto
@@ -130,7 +131,7 @@ class GivenModel:
         return isinstance(self.model, str) and self.model.endswith(".networks")
 
     def index_limits(self) -> dict[str, int]:
-        """As of the function; of networks by the names that inputs have in the whole."""
+        """The limits of `sources.index_limits`; for networks by the names that inputs have in the whole."""
         import onnx
 
         if not self.joins:

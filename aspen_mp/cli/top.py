@@ -69,8 +69,8 @@ _PASSED = ("kernel_ns", "schedule_ns", "tiles", "steals", "held_ns", "lent_ns")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What happened between two looks at `Runtime.status`, a second. `busy` and `overhead`: shares of the time and of the busy time.
-    `held`, `lent`: shares of the time, as of a worker's `held_ns` and `lent_ns`."""
+    """The changes between two looks at `Runtime.status`, a second. `busy` and `overhead`: shares of the time and of the busy time. `held`,
+    `lent`: shares of the time, as of a worker's `held_ns` and `lent_ns`."""
     then = {(w["id"], w["pid"]): w for w in before["workers"]}
     workers = []
     for worker in now["workers"]:
@@ -111,7 +111,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
 
 
 def _of_models(before: dict[str, Any], now: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-    """What has become of each model's requests meanwhile; times are means, in ms."""
+    """The requests of each model meanwhile; times are means, in ms."""
     then = {model["id"]: model["scheduled"] for model in before["models"]}
     found = []
     for model in now["models"]:
@@ -141,7 +141,7 @@ def _models_table(models: list[dict[str, Any]]) -> Table:
 
 
 def _losses(recovery: dict[str, Any]) -> str:
-    """What has been lost and made good since the runtime started; nothing where nothing was."""
+    """The losses and repairs since the runtime started; nothing where there were none."""
     named = {
         **{"worker_deaths": "died", "hung": "of them hung", "abandoned": "killed but not ended"},
         **{"respawned": "replaced", "lacking": "lacking", "given_up": "given up"},

@@ -38,7 +38,7 @@ def runtime(workers: int | None = None) -> Runtime:
 
 
 def start_early() -> None:
-    """Begins to start the shared runtime and does not wait. What goes wrong, `runtime` says to whoever asks next."""
+    """Begins to start the shared runtime and does not wait. A failure is raised by the next call of `runtime`."""
     if _runtime is None or _runtime.closed or _owner != os.getpid():
         threading.Thread(target=_start, name="aspen-mp-start", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The planner process's first steps: it forks the zygote and has that fork workers before everything else that it needs is imported, so
+"""The planner process's first steps. It forks the zygote and has that fork workers before everything else that it needs is imported, so
 that they boot beside it."""
 
 from __future__ import annotations

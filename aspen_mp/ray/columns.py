@@ -23,7 +23,7 @@ class Batch(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """Of its columns."""
+        """The names of its columns."""
 
     @property
     def rows(self) -> int:
@@ -37,7 +37,7 @@ class Batch(Protocol):
 
 
 def batch_of(given: Any) -> Batch:
-    """What an engine gave, as a batch. TypeError where it is of no known format."""
+    """The batch of an engine. TypeError where it is of no known format."""
     if isinstance(given, Mapping):
         return _Numpy(given)
     arrow, pandas = sys.modules.get("pyarrow"), sys.modules.get("pandas")  # who gives such a batch has imported them

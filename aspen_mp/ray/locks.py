@@ -1,4 +1,4 @@
-"""Who uses the runtime of a node: locks on a file in the run directory, which the kernel releases however their holder ends.
+"""Tracks the users of a node's runtime: locks on a file in the run directory, which the kernel releases however their holder ends.
 
 Every user holds a shared lock on byte `_USERS`. The keeper of the runtime waits until it gets that byte alone, and ends the runtime then.
 Whoever looks whether there is a runtime, and starts one where there is none, holds byte `_START` alone meanwhile.

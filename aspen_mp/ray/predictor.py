@@ -99,9 +99,8 @@ class Predictor:
         Args:
             batch: {column: array with a row along its first axis}, a `pyarrow.Table` or `pyarrow.RecordBatch`, or a `pandas.DataFrame`.
 
-        Returns:
-            The outputs as columns, and the columns to keep before them, in the batch's format. In Arrow, outputs of one number for a row
-            are numbers, of one axis lists of a fixed size, of more axes tensors of a fixed shape.
+        Returns: The outputs as columns, and the columns to keep before them, in the batch's format. In Arrow, outputs of one number for a
+            row are numbers. Outputs of one axis are lists of a fixed size, and those of more axes are tensors of a fixed shape.
 
         Raises:
             RequestError: A column is missing or does not fit; the message names model and column.
@@ -162,7 +161,7 @@ class Predictor:
             raise RequestError(f"model {self._model.name!r}: the batch has no column {name!r} {what}{advice}. It has {have}")
 
     def _array(self, info: ValueInfo, column: str, read: Callable[[], Array]) -> Array:
-        """What an input is given of a column."""
+        """The array for an input from a column."""
         try:
             array = read()
         except ValueError as error:

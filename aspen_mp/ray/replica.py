@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_LOSSES: Final = 3
 STATUS: Final = ((QueueFull, 503), (RequestTimeout, 504), (RequestError, 400), (RuntimeLost, 503))
-"""What errors are in HTTP; the first class that fits counts."""
+"""Statuses of errors in HTTP; the first class that fits counts."""
 
 
 def deployment(
@@ -36,8 +36,8 @@ def deployment(
     """Make a Ray Serve application of a model: ``serve.run(deployment("model.onnx", num_replicas=2))``.
 
     Replicas of a node share its runtime, as `Predictor` does. A handle's ``remote({input: array})`` gives {output: array}. Over HTTP, POST
-    ``{"inputs": {input: nested lists}}`` gives ``{"outputs": {output: nested lists}}``. An error gives ``{"error": message}`` with status
-    400 for a wrong request, 503 where there is too much to do or the runtime is away, and 504 after `timeout_s`. In JSON, infinite and
+    ``{"inputs": {input: nested lists}}`` gives ``{"outputs": {output: nested lists}}``. An error gives ``{"error": message}``. Its status
+    is 400 for a wrong request, 503 where there is too much to do or the runtime is away, and 504 after `timeout_s`. In JSON, infinite and
     undefined numbers are null.
 
     Args:

@@ -69,7 +69,7 @@ class Requests:
 
     @classmethod
     def of(cls, model: str, inputs: Sequence[ValueInfo], rows: int | None) -> Requests:
-        """For a model whose `inputs` have a row along their first axis. RequestError where they have not, or not all the same."""
+        """Requests of a model whose `inputs` have a row along their first axis. RequestError where they have not, or not all the same."""
         fixed: dict[int, str] = {}
         for info in inputs:
             if info.shape is not None and not info.shape:
@@ -100,7 +100,7 @@ class Requests:
 
 
 def feeds(columns: Mapping[str, Array], constants: Mapping[str, Any], sizes: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """What each request is given. Missing rows repeat the last one."""
+    """The feeds of each request. Missing rows repeat the last one."""
     first = 0
     for rows, padded in sizes:
         given: dict[str, Any] = dict(constants)

@@ -35,7 +35,7 @@ class _Batch:
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
     since: int = field(default_factory=time.monotonic_ns)
-    traces: list[steps.Trace] = field(default_factory=list)
+    traces: list[steps.StepTrace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
 

@@ -22,7 +22,7 @@ MOST_OUTPUT_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 32 << 20
 MOST_BUFFERS: Final = 32
 MOST_SHAPES: Final = 4
-"""Of a model. Requests that find none are copied."""
+"""Most shapes of a model. Requests that find none are copied."""
 
 Key = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of inputs."""
@@ -41,7 +41,7 @@ class Buffers:
         self._closed = False
 
     def rooms(self) -> Rooms:
-        """For one request."""
+        """Rooms for the inputs of one request."""
         return Rooms(self)
 
     def take(self, key: Key) -> InputBuffers | None:

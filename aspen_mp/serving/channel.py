@@ -47,7 +47,7 @@ class Catalogue(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Applied(msgspec.Struct, tag=True, kw_only=True):
-    """A front end has reached a catalogue. `failed`: {model: reason} for what it could not load."""
+    """A front end has reached a catalogue. `failed`: {model: reason} for models that it could not load."""
 
     number: int
     failed: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Share(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Done(msgspec.Struct, tag=True, kw_only=True):
-    """What became of an `Ask` or a `Share`. `status`: 200, or that of an error with its `reason`."""
+    """The outcome of an `Ask` or a `Share`. `status`: 200, or that of an error with its `reason`."""
 
     number: int
     status: int = 200
@@ -78,7 +78,7 @@ class Done(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, tag=True):
-    """Accept nothing more, answer what is there, and end."""
+    """Accept no more requests, answer those in flight, and end."""
 
 
 Message = Catalogue | Applied | Ask | Share | Done | Finish
@@ -99,7 +99,7 @@ class Channel:
         return cls(reader, writer)
 
     def send(self, message: Message) -> None:
-        """Never waits: what is said is small, and the other end reads all the time."""
+        """Never waits: messages are small, and the other end reads all the time."""
         if not self._writer.is_closing():
             data = msgspec.json.encode(message)
             self._writer.write(_LENGTH.pack(len(data)) + data)

@@ -1,4 +1,4 @@
-"""What the server says about itself and its models, as documents of the protocol."""
+"""Documents of the protocol about the server and its models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _shape(info: ValueInfo) -> list[int]:
 
 
 def config(shelved: Shelved) -> dict[str, Any]:
-    """`GET /v2/models/{model}/config`: what clients of Triton ask for before they measure."""
+    """`GET /v2/models/{model}/config`: clients of Triton ask for it before they measure."""
 
     def tensor(info: ValueInfo) -> dict[str, Any]:
         return {"name": info.name, "data_type": _type(info), "dims": _shape(info), **({"optional": True} if info.optional else {})}
@@ -120,7 +120,7 @@ def spent(shelved: Shelved, totals: Totals, status: Mapping[str, Any]) -> tuple[
 
 
 def parameters_of(text: bytes | bytearray | memoryview) -> Mapping[str, Any]:
-    """The parameters of a request to load a model. RequestError where it is no such request; an empty one has none."""
+    """The parameters of a request to load a model. RequestError where it is not such a request; an empty one has none."""
     try:
         document = msgspec.json.decode(text) if len(text) else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

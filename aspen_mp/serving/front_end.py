@@ -1,7 +1,7 @@
 """A front end: a process that answers requests from a socket that it has inherited, as a client of the runtime.
 
-The supervisor starts it with its `Settings` as the only argument, tells it what to serve, and replaces it if it dies. It ends with the
-supervisor.
+The supervisor starts it with its `Settings` as the only argument, tells it which models to serve, and replaces it if it dies. It ends with
+the supervisor.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-"""What the process is started with, for glibc: memory that a request in JSON needed is kept for the next one. To ask the kernel again, and
-to have it cleared, took as long as to read the numbers."""
+"""The environment of the process, for glibc: memory that a request in JSON needed is kept for the next one. To ask the kernel again, and to
+have it cleared, took as long as to read the numbers."""
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """What a front end is started with.
+    """The arguments of a front end.
 
     Attributes:
         runtime: The name of the runtime.
@@ -154,7 +154,7 @@ class FrontEnd:
 
     @contextlib.asynccontextmanager
     async def _grpc(self) -> AsyncIterator[None]:
-        """Answers gRPC, too, until the supervisor says that it is enough; then until what is in flight has ended."""
+        """Answers gRPC, too, until the supervisor says that it is enough; then until the requests in flight have ended."""
         settings = self._settings
         if settings.grpc is None or self._shelf.closing:
             yield
@@ -209,7 +209,7 @@ class FrontEnd:
         asyncio.get_running_loop().call_later(self._settings.grace_s, self._loaded.set)
 
     async def _apply_catalogues(self) -> None:
-        """Of several catalogues that come while one is applied only the last one counts."""
+        """The last of several catalogues that come while one is applied counts."""
         while True:
             await self._news.wait()
             catalogue, self._latest = self._latest, None
@@ -224,15 +224,15 @@ class FrontEnd:
             self._channel.send(Applied(number=catalogue.number, failed=failed))
 
     async def change(self, model: str, *, load: bool) -> None:
-        """As of `shelf.Supervised`."""
+        """Implements `shelf.Supervised`."""
         await self._ask(Ask(number=next(self._numbers), load=load, model=model))
 
     async def share(self, *, add: Named | None = None, remove: str | None = None) -> None:
-        """As of `memory.routes.Sharer`."""
+        """Implements `memory.routes.Sharer`."""
         await self._ask(Share(number=next(self._numbers), add=add, remove=remove))
 
     async def _ask(self, message: Ask | Share) -> None:
-        """What the supervisor is asked for, done by all front ends. Refused where it is not done."""
+        """Asks the supervisor, and waits until all front ends have done it. Refused where it is not done."""
         future = self._asked[message.number] = asyncio.get_running_loop().create_future()
         self._channel.send(message)
         done = await future
@@ -262,5 +262,5 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
     import uvloop
 
-    gc.freeze()  # what was imported is no garbage: to look through it takes a request's time many times over
+    gc.freeze()  # imported modules are not garbage: to look through them takes a request's time many times over
     uvloop.run(_main(settings))

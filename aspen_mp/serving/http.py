@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol, as an ASGI application, and what is around them: errors and the access log."""
+"""The routes of the Open Inference Protocol, as an ASGI application, with errors and the access log around them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
 
 
 def _answering(document: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler from what gives its document."""
+    """A handler from a function that gives its document."""
 
     async def handler(request: Request) -> Response:
         return _json(await document(request))
@@ -211,7 +211,7 @@ class InferFirst:
 
 
 class Routes:
-    """The handlers, with what they speak of."""
+    """The handlers, with the parts that they speak of."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ def application(
 
 
 class Around:
-    """What every answer gets: a token is asked for, connections end after it once the server stops, a line in the log, and a span."""
+    """Surrounds every answer: a token is asked for, connections end after it once the server stops, a line in the log, and a span."""
 
     def __init__(self, app: ASGIApp, shelf: Shelf, tokens: Tokens, log: AccessLog | None, telemetry: Telemetry | None) -> None:
         self._app = app

@@ -44,9 +44,9 @@ class Keeper:
         return list(self._held.values())
 
     async def settle(self) -> list[aspen_mp.Model]:
-        """Brings what is served in line with what lies on disk. Returns models to unload once no front end uses them any more.
+        """Brings the models in service in line with the disk. Returns models to unload once no front end uses them any more.
 
-        RuntimeLost where the runtime has gone meanwhile; then what was served is still said to be.
+        RuntimeLost where the runtime has gone meanwhile; then the old models are still said to be served.
         """
         contents = await asyncio.to_thread(self._contents)
         for text in contents.unread:
@@ -69,7 +69,7 @@ class Keeper:
         return [self._held.pop(found) for found in self._held.keys() - set(served)]
 
     def _contents(self) -> Contents:
-        """What lies on disk. A repository that cannot be read now keeps what it has in service."""
+        """The content of the disk. A repository that cannot be read now keeps its models in service."""
         together = Contents()
         for root in self._repositories:
             try:
@@ -122,7 +122,7 @@ class Keeper:
         return ""
 
     def bring(self, name: str) -> None:
-        """A client wants a model loaded: what failed before is tried again."""
+        """A client wants a model loaded: a load that failed before is tried again."""
         self._given_up.pop(name, None)
         self._failed = {found: why for found, why in self._failed.items() if found.name != name}
 

@@ -1,4 +1,4 @@
-"""What a server accepts, and for how long it waits."""
+"""The sizes that a server accepts, and its times of waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front end's models: what is served now, leases on it, and what is unloaded once nobody uses it."""
+"""A front end's models: those served now, leases on them, and those unloaded once nobody uses them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(runtime: aspen_mp.Runtime, name: str, version: int, path: str, config: 
 
 
 def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder | str:
-    """What makes embeddings with a model, or why nothing does. ConfigError, after which the model is unloaded."""
+    """Return the maker of embeddings with a model, or why there is none. ConfigError, after which the model is unloaded."""
     try:
         return text.find(path, config.embeddings, model.inputs, model.outputs)
     except ConfigError:
@@ -67,7 +67,7 @@ class Shelved:
         self.counts = counts
         self.model = model
         self.embedder = embedder
-        """What makes embeddings with the model, or why nothing does."""
+        """The maker of embeddings with the model, or why there is none."""
         self._leases = 0
         self._retired = False
         batching = served.config.batching
@@ -130,7 +130,7 @@ def _shelved(runtime: aspen_mp.Runtime, served: Served, counts: Row) -> Shelved:
 
 
 class Supervised(Protocol):
-    """What a front end asks the supervisor for."""
+    """A front end's requests to the supervisor."""
 
     async def change(self, model: str, *, load: bool) -> None:
         """Load or unload a model of the repository, in all front ends. Refused where that is not done."""
@@ -142,7 +142,7 @@ class Shelf:
     Attributes:
         absent: Why requests are not served now; empty if they are.
         closing: Whether the server stops: it is not ready any more, and connections end with their answers.
-        change: Is set at the next change of what is served, or of whether it is. Take it before you look.
+        change: Is set at the next change of the models in service, or of their readiness. Take it before you look.
     """
 
     def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger) -> None:
@@ -155,7 +155,8 @@ class Shelf:
         self._shelved: dict[str, dict[int, Shelved]] = {}
 
     async def apply(self, catalogue: Catalogue) -> dict[str, str]:
-        """Serves what a catalogue says. Returns {model: reason} for what could not be loaded; the versions before it stay then."""
+        """Serves the models of a catalogue. Returns {model: reason} for those that could not be loaded; the versions before them stay
+        then."""
         failed: dict[str, str] = {}
         wanted: dict[str, list[Served]] = {}
         for served in catalogue.served:
@@ -230,7 +231,7 @@ class Shelf:
         return [str(version) for version in sorted(self._shelved.get(name, {}))]
 
     def totals(self, shelved: Shelved) -> Totals:
-        """What all front ends have counted of a version."""
+        """The counts of a version by all front ends."""
         return self._ledger.totals(shelved.served.name, shelved.served.version)
 
     @property

@@ -1,4 +1,4 @@
-"""The supervisor of `aspen-mp serve`: it keeps runtime and front ends alive, and tells front ends what to serve."""
+"""The supervisor of `aspen-mp serve`: it keeps runtime and front ends alive, and tells front ends which models to serve."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from aspen_mp.shm.words import count
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
-"""A server ends whose front ends have died so often before they served, while none of them began to, and none serves."""
+"""A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
 
 
-class Options(msgspec.Struct, kw_only=True):
-    """What `aspen-mp serve` was told. `grace_s`: for requests in flight at the end; `drain_s`: between readiness false and the end of
-    accepting, for load balancers to notice; `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
+class ServeOptions(msgspec.Struct, kw_only=True):
+    """The arguments of `aspen-mp serve`. `grace_s`: for requests in flight at the end. `drain_s`: between readiness false and the end of
+    accepting, for load balancers to notice. `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
     `front_end.Settings`."""
 
     front_ends: int
@@ -67,13 +67,13 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """A server from its start to its end. `watched`: repositories whose changes are followed, if `Options.watch`."""
+    """A server from its start to its end. `watched`: repositories whose changes are followed, if `ServeOptions.watch`."""
 
     def __init__(
         self,
         runtime: aspen_mp.Runtime,
         keeper: Keeper,
-        options: Options,
+        options: ServeOptions,
         sockets: Sequence[socket.socket],
         watched: Sequence[Path],
     ) -> None:
@@ -171,7 +171,7 @@ class Supervisor:
             self._reached.notify_all()
 
     async def _settle(self) -> None:
-        """Serves what lies on disk. Old versions are unloaded once no front end offers them."""
+        """Serves the models on disk. Old versions are unloaded once no front end offers them."""
         async with self._settling:
             before = self._keeper.served, self._keeper.unserved
             try:
@@ -226,7 +226,7 @@ class Supervisor:
             self._spawn(self._settle())
 
     async def _revive(self) -> None:
-        """Until there is a runtime with all models. RuntimeLost where there will be none."""
+        """Waits until there is a runtime with all models. RuntimeLost where there will be none."""
         while True:
             try:
                 await asyncio.to_thread(self._runtime.revive, self._keeper.models)
@@ -363,7 +363,7 @@ class Supervisor:
     # ---- the end
 
     async def _end(self) -> None:
-        """Readiness first, then what is in flight, then the processes."""
+        """Readiness goes first, then the requests in flight, then the processes."""
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have

@@ -1,7 +1,8 @@
 """Measures what one core of this machine reaches, once: `aspen-mp doctor --calibrate`. About 20 seconds.
 
-The kernels are timed where they are used, over the tiles of whole networks (`measure.py`), memory by reading buffers as large as each
-cache, contention on pairs of cores (`pair_contention.py`), and scheduling by the workers' own counters over a network of tiny tiles.
+The kernels are timed where they are used, over the tiles of whole networks (`measure.py`). Memory is measured by reading buffers as large
+as each cache, and contention on pairs of cores (`pair_contention.py`). Scheduling is measured by the workers' own counters over a network
+of tiny tiles.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ NETWORKS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Networks of the zoo that call the kernels, and their options."""
 ROUNDS: Final = 10
 MOST_WORKERS: Final = 8
-"""Tiles are those of a runtime of all cores, of no more than so many."""
+"""The most cores of the runtime whose tiles are measured."""
 MATRIX: Final = 0.95
-"""What kernels reach of the peak of multiply-adds where nothing else costs anything; factors say the rest."""
+"""The share of the peak of multiply-adds that kernels reach where nothing else costs anything; factors say the rest."""
 MIXED_WARM: Final = 0.63
-"""What reading and writing together reach of the rate of reading alone, between tiles."""
+"""The rate of reading and writing together, as a share of the rate of reading alone, between tiles."""
 MIXED_COLD: Final = 0.85
-"""What kernels reach of the rate of reading one long buffer, in memory."""
+"""The rate of kernels, as a share of the rate of reading one long buffer, in memory."""
 FAR: Final = 1.5
-"""What another core's bytes cost tiles, beside a plain loop over them: tiles read lines in less even orders."""
+"""The cost of another core's bytes for tiles, beside a plain loop over them: tiles read lines in less even orders."""
 MOST_READERS: Final = 16
 """Cores that read memory together: fewer fill any bus."""
 READINGS: Final = 4
 """As often, because others may use the memory, too."""
 EDGE_NS: Final = 1700.0
-"""What a tile costs besides scheduling and arithmetic: cold start of a kernel, uneven ends."""
+"""The cost of a tile besides scheduling and arithmetic: cold start of a kernel, uneven ends."""
 WAITS: Final = 1.05
-"""What takes no longer than so often its bytes take from memory says nothing about a kernel that hides them."""
+"""An op that takes no longer than this multiple of its memory time says nothing about a kernel that hides that time."""
 FACTORS: Final = (0.1, 10.0)
 """Factors outside of this are not those of kernels that models describe."""
 LEAST_NS: Final = 2000.0
-"""Of an op's prediction, for the op to count."""
+"""The least prediction of an op, for the op to count."""
 TINY_OPS, TINY_RUNS = 200, 50
 
 
@@ -135,7 +136,7 @@ def contended(plain: Rates, pairs: Sequence[Sequence[float]], one: float) -> Rat
 
 
 def op_times(network: str, plain: Rates, workers: int, core: int) -> list[OpTime]:
-    """What the ops of a network take on a core, beside what `plain` predicts."""
+    """The times of a network's ops on a core, beside the predictions by `plain`."""
     from aspen_mp.client import named_models
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.tools.local_plans import counting_with, planned
@@ -181,7 +182,7 @@ def _on(core: int) -> Iterator[None]:
 
 
 def scheduling_ns(cpu: int) -> float:
-    """What scheduling a tile costs a worker, by its own counters."""
+    """The time of scheduling a tile for a worker, by its own counters."""
     import numpy as np
     from onnx import TensorProto, helper
 

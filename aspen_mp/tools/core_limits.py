@@ -1,4 +1,4 @@
-"""What one core of this machine reaches at most, measured: multiply-adds, reading of memory of any size, another core's bytes."""
+"""The limits of one core of this machine, measured: multiply-adds, reading of memory of any size, another core's bytes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """Of one core: `gflops` fused multiply-adds in registers; `read`: GB/s by size of the buffer read."""
+    """The limits of one core. `gflops`: fused multiply-adds in registers. `read`: GB/s by size of the buffer read."""
 
     isa: str
     gflops: float
     read: dict[int, float]
 
     def bandwidth(self, nbytes: float) -> float:
-        """GB/s at which so many bytes can be read again and again."""
+        """GB/s at which `nbytes` bytes can be read again and again."""
         return self.read[next((size for size in SIZES if nbytes <= size), SIZES[-1])]
 
 
@@ -83,8 +83,8 @@ def on_each(cpus: Iterable[int], work: Callable[[int], object]) -> None:
 
 
 def far(isa: str, cpus: Sequence[int], rounds: int = 100) -> float:
-    """Nanoseconds a byte that one of two CPUs takes longer to read, and to write again, what the other has written than what it has itself:
-    the median. What they have no caches of their own for costs nothing."""
+    """The extra nanoseconds of one of two CPUs for reading, and writing again, a byte that the other has written instead of itself: the
+    median. CPUs that share all their caches have no extra cost."""
     allowed = os.sched_getaffinity(0)
     data, busy = (aligned(np.dtype(np.float32), PASSED // 4) for _ in range(2))
     longer = []

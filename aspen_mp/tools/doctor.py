@@ -1,7 +1,7 @@
-"""What the machine offers, what a runtime would lease, and what dead runtimes have left behind: facts for `aspen-mp doctor`.
+"""Facts for `aspen-mp doctor`: the machine, the cores that a runtime would lease, and the remains of dead runtimes.
 
-`examine` only reads. `clean` removes what is provably dead: run-directory files whose lock nobody holds, and segments of this user that
-still have a name long after the moment in which a living process would have unlinked them.
+`examine` only reads. `clean` removes only dead things. They are run-directory files whose lock nobody holds, and segments of this user that
+have kept a name longer than a living process needs one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _machine(there: topology.Topology) -> dict[str, Any]:
     }
 
 
-def _core(core: topology.Core) -> dict[str, Any]:
+def _core(core: topology.PhysicalCore) -> dict[str, Any]:
     return {
         "cpu": core.cpu,
         "class": core.core_class,

@@ -1,7 +1,7 @@
-"""What a model gives in exact arithmetic, nearly: every operator in float64, by numpy, whatever the model's own float types are.
+"""Evaluates a model in nearly exact arithmetic: every operator in float64, by numpy, whatever the model's own float types are.
 
 This is the reference of `aspen-mp run --check float64` and `aspen-mp bench agreement`. It knows nothing of plans: ONNX's own evaluator
-walks the model as it was written, with convolutions and average pools as matrix products and sums over windows in place of its loops.
+walks the model as it was written. Convolutions and average pools are matrix products and sums over windows in place of its loops.
 """
 
 from __future__ import annotations

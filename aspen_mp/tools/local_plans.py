@@ -40,7 +40,7 @@ def counting_with(rates: Rates) -> Iterator[None]:
 
 
 def cpus_for(workers: int) -> list[int]:
-    """Those that a runtime of so many workers takes where no other is."""
+    """The CPUs that a runtime of `workers` workers takes where no other is."""
     return topology.read().select(workers)
 
 

@@ -1,5 +1,5 @@
-"""How long each op of a plan takes: its tiles run one by one in this process, in the order in which a single worker would take them, with
-the real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is scheduling, idling and submission.
+"""How long each op of a plan takes. Its tiles run one by one in this process, in the order of a single worker, with the real kernels on
+warm memory. No worker, no queue: what the sum lacks to the time of a request is scheduling, idling and submission.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class _Opaque:
 
 
 def _order(plan: Plan) -> list[int]:
-    """Every tile, as one worker takes them: of the children that a tile makes ready the one of lowest rank, else the oldest ready tile of
-    the least depth."""
+    """Every tile, as one worker takes them. Among the children that a tile makes ready it is the one of lowest rank, else the oldest ready
+    tile of the least depth."""
     rank, depth, missing = plan.tiles["rank"].tolist(), plan.tiles["depth"].tolist(), plan.parent_counts.tolist()
     begin, count, children = plan.tiles["children"].tolist(), plan.tiles["n_children"].tolist(), plan.children.tolist()
     ready = [(depth[t], k, t) for k, t in enumerate(plan.initial.tolist())]

@@ -1,8 +1,8 @@
-"""What `Runtime.status` says, for Prometheus (extra ``metrics``).
+"""`Runtime.status` for Prometheus (extra ``metrics``).
 
 A process of its own asks for the status whenever it is scraped: the planner process is one event loop and serves no HTTP. Counters of a
-worker begin anew with the worker that takes a dead one's place, as `rate` expects; add workers up after it, not before:
-``sum by (outcome) (rate(aspen_mp_worker_requests_total[1m]))``.
+worker begin anew with the worker that takes a dead one's place, as `rate` expects. Add workers up after it, not before: ``sum by (outcome)
+(rate(aspen_mp_worker_requests_total[1m]))``.
 """
 
 from __future__ import annotations
@@ -237,8 +237,9 @@ class RuntimeCollector:
 
 
 class Endpoint:
-    """Serves a runtime's metrics over HTTP at ``/metrics`` from a thread, and what orchestrators ask: ``/healthz`` is 200 where the planner
-    process answers, ``/readyz`` where requests are served besides: a worker runs, and the runtime is not stopping. Else both are 503.
+    """Serves a runtime's metrics over HTTP at ``/metrics`` from a thread, and its health for orchestrators. ``/healthz`` is 200 where the
+    planner process answers. ``/readyz`` is 200 where requests are served besides: a worker runs, and the runtime is not stopping. Else both
+    are 503. Else both are 503.
 
     `port` 0: any free one; `port` then says which. OSError if it is taken.
     """

@@ -1,7 +1,7 @@
 """How much two cores that use the same memory slow each other down, measured for pairs of bandwidths; about five seconds.
 
-Each core reads a buffer that no cache holds and computes in between, so that alone it asks for a part of what it could read. The slowdown
-is what it gets done alone, divided by what it gets done beside the other (HaX-CoNN, section 3.3).
+Each core reads a buffer that no cache holds and computes in between. So alone it asks for a part of its reading rate. The slowdown is what
+it gets done alone, divided by what it gets done beside the other (HaX-CoNN, section 3.3).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from aspen_mp.tools.core_limits import SIZES, aligned, on_each
 from aspen_mp.workers import _kernels
 
 PARTS: Final = (0.0, 1 / 3, 2 / 3, 1.0)
-"""What a core asks for, of what it could read."""
+"""The rate that a core asks for, as a share of its reading rate."""
 ROUNDS: Final = 4
 SECONDS: Final = 0.1
-"""Of a measurement. Each pair is measured so often and the best counts, because other programs may have a core for a while."""
+"""Seconds of a measurement. Each pair is measured `ROUNDS` times and the best counts, because other programs may have a core for a
+while."""
 CHUNK: Final = 4 << 20
 """Bytes that are read at once."""
 FLOPS_A_TURN: Final = 200.0
-"""Of `_kernels.peak`."""
+"""Operations in a turn of `_kernels.peak`."""
 
 
 def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[list[float]]:
@@ -45,8 +46,8 @@ def pairs(isa: str, cpus: Sequence[int], read: float, gflops: float) -> list[lis
 
 
 def _done(isa: str, cpus: Sequence[int], parts: Sequence[float], buffers: Sequence[np.ndarray], read: float, gflops: float) -> list[float]:
-    """Chunks that each CPU gets done in a second of its time, all at the same time. Who asks for nothing only computes. The time that other
-    programs have a core does not count."""
+    """Chunks that each CPU gets done in a second of its time, all at the same time. A CPU that asks for nothing only computes. The time
+    that other programs have a core does not count."""
     arrived, rates = threading.Barrier(len(cpus)), [0.0] * len(cpus)
 
     def work(cpu: int) -> None:

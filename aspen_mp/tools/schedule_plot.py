@@ -10,13 +10,13 @@ from aspen_mp.errors import AspenError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from aspen_mp.planner.coschedule.evaluate import Step
+    from aspen_mp.planner.coschedule.evaluate import ScheduledGroup
     from aspen_mp.planner.coschedule.together import Together
 
 WIDTH: Final = 12.0
 """Inches."""
 SLOW: Final = 1.02
-"""Groups that take so much longer than alone are hatched."""
+"""Groups that take longer than alone by this factor are hatched."""
 
 
 def check() -> None:
@@ -63,7 +63,7 @@ def draw(found: Together, path: str | os.PathLike[str]) -> None:
     figure.savefig(path)
 
 
-def _box(axes: Axes, step: Step, begin: int, cores: int, colour: Any, slow: bool) -> None:
+def _box(axes: Axes, step: ScheduledGroup, begin: int, cores: int, colour: Any, slow: bool) -> None:
     left, width = step.start * 1e-6, (step.end - step.start) * 1e-6
     axes.broken_barh(
         [(left, width)], (begin + 0.04, cores - 0.08), facecolors=colour, edgecolors="white", linewidth=0.6, hatch="////" if slow else None
@@ -71,7 +71,7 @@ def _box(axes: Axes, step: Step, begin: int, cores: int, colour: Any, slow: bool
     axes.annotate(str(step.group + 1), (left + width / 2, begin + cores / 2), fontsize=6, ha="center", va="center", clip_on=True)
 
 
-def _places(found: Together) -> list[tuple[Step, list[tuple[int, int]]]]:
+def _places(found: Together) -> list[tuple[ScheduledGroup, list[tuple[int, int]]]]:
     """Each group with its rows of cores: (first row, how many), none of which another group has at the time."""
     domains, sets = found.problem.domains, found.problem.sets
     free_at: list[list[float]] = [[0.0] * domain.cores for domain in domains]

@@ -1,1 +1,1 @@
-"""What the workers of a runtime did, tile by tile: recording, Chrome/Perfetto JSON, timeline picture, summary."""
+"""Records the work of a runtime's workers, tile by tile: recording, Chrome/Perfetto JSON, timeline picture, summary."""

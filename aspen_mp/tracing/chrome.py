@@ -1,9 +1,9 @@
 """Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process is the runtime, with a thread for each worker: a slice for each tile, slices of idleness (with its sleeping inside) and of
-standing still for a recovery, instants for joins, leaves and deaths. Another process holds the requests, as asynchronous events; flow
-arrows lead from a request's first tile to its first on each other worker and to its last. Events are written one by one: a trace may be
-larger than memory would like.
+One process is the runtime, with a thread for each worker. It has a slice for each tile, and slices of idleness (with its sleeping inside)
+and of standing still for a recovery. Joins, leaves and deaths are instants. Another process holds the requests, as asynchronous events.
+Flow arrows lead from a request's first tile to its first on each other worker and to its last. Events are written one by one: a trace may
+be larger than memory would like.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _number(ns: int) -> float:
 
 
 def ended_by(recording: Recording, gap: Array) -> str:
-    """What the worker did next after a gap."""
+    """The next step of the worker after a gap."""
     first = int(np.searchsorted(recording.tiles["worker"], gap["worker"]))
     last = int(np.searchsorted(recording.tiles["worker"], gap["worker"], side="right"))
     at = first + int(np.searchsorted(recording.tiles["begin"][first:last], gap["end"]))

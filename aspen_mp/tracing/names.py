@@ -1,4 +1,4 @@
-"""What tiles are called: read from a copy of their plan."""
+"""Names of tiles, read from a copy of their plan."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Op:
 
 
 class PlanNames:
-    """Ops and tiles of one plan. `number[t]` is tile t's number among its op's, from 0. Of a plan without `data` nothing but the model is
-    known."""
+    """Ops and tiles of one plan. `number[t]` is tile t's number among its op's, from 0. Only the model is known of a plan without
+    `data`."""
 
     def __init__(self, data: bytes, model: str) -> None:
         self.model = model

@@ -31,8 +31,8 @@ def check() -> None:
 
 
 def draw(recording: Recording, path: str | os.PathLike[str], *, begin: float | None = None, end: float | None = None) -> None:
-    """Writes the picture, in the format that the name ends in (.png, .svg, .pdf). `begin`, `end`: seconds since the trace began; None: what
-    there are tiles in."""
+    """Writes the picture, in the format that the name ends in (.png, .svg, .pdf). `begin`, `end`: seconds since the trace began; None:
+    those of the first and the last tile."""
     check()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def _window(recording: Recording, begin: float | None, end: float | None) -> tup
 
 
 def _kinds(recording: Recording) -> tuple[Array, list[str]]:
-    """Of each tile the number of its kind of op, and the kinds' names, those that took most time first."""
+    """The number of each tile's kind of op, and the kinds' names, those that took most time first."""
     names: list[str] = []
     number: dict[str, int] = {}
     kinds = np.zeros(len(recording.tiles), np.int64)
@@ -112,7 +112,7 @@ def _draw_tiles(axes: Axes, recording: Recording, shown: list[int], first: float
     for row, worker in enumerate(shown):
         mine = (tiles["worker"] == worker) & (tiles["end"] / 1e6 >= first) & (tiles["begin"] / 1e6 <= last)
         x0, x1, kind = tiles["begin"][mine] / 1e6, tiles["end"][mine] / 1e6, kinds[mine]
-        # What is narrower than a tenth of a dot is drawn so wide: it must not vanish.
+        # A box narrower than a tenth of a dot is drawn that wide: it must not vanish.
         x1 = np.maximum(x1, x0 + (last - first) / (WIDTH * 120 * 10))
         boxes = np.stack(
             [np.stack([x0, x0, x1, x1], 1), np.broadcast_to([row - 0.32, row + 0.32, row + 0.32, row - 0.32], (len(x0), 4))], 2

@@ -233,7 +233,7 @@ def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[TracedWorker], 
 
 
 def _placed(worker: TracedWorker, what: str, at: int) -> None:
-    """What a worker itself says of its coming and going is nearer to the truth than when the planner process heard of it."""
+    """A worker's own times of coming and going are more exact than those at which the planner process heard of them."""
     if what == "JOIN":
         worker.joined = at
     elif worker.end == "left":

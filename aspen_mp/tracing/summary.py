@@ -1,4 +1,4 @@
-"""What a trace says in a few lines: who was busy, with what, and where time was lost."""
+"""Summarises a trace in a few lines: who was busy, with what, and where time was lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ LONGEST: Final = 5
 def of(recording: Recording) -> dict[str, Any]:
     """Plain numbers and strings: runtime, duration_s, utilisation, workers, ops, requests, gaps, events, lost_records, cut.
 
-    A worker's `busy` is its share of time in kernels (and in Python, for opaque tiles), `idle` without work (`parked` of it asleep),
-    `stopped` standing still for recoveries, `away` mapping segments, `scheduling` the rest: taking tiles, counting down, starting and
-    ending requests. All of the time in which it was there (`present_s`). `utilisation`: busy time of all workers by their time there;
+    A worker's `busy` is its share of time in kernels (and in Python, for opaque tiles). `idle` is time without work (`parked` of it
+    asleep), `stopped` standing still for recoveries, `away` mapping segments. `scheduling` is the rest: taking tiles, counting down,
+    starting and ending requests. All of the time in which it was there (`present_s`). `utilisation`: busy time of all workers by their time
+    there;
     `span_utilisation`: the same between the first and the last tile.
     """
     rows = [_worker(recording, k) for k in range(len(recording.workers))]
@@ -125,8 +126,8 @@ def _ops(recording: Recording) -> list[dict[str, Any]]:
 
 
 def _requests(recording: Recording) -> dict[str, Any]:
-    """How many there were by model, and how long those took whose beginning and end are in the trace: median and most, in ms, of the time
-    that they waited and that they ran."""
+    """The number of requests by model, and the times of those whose beginning and end are in the trace. They are median and most, in ms, of
+    the time that they waited and that they ran."""
     models: dict[str, int] = {}
     waited, ran = [], []
     for request in recording.requests:

@@ -20,7 +20,7 @@ class Traced(Protocol):
     """The way to a runtime that is traced: a client's session."""
 
     def begin_trace(self, records: int) -> Segment:
-        """The segment that workers record into, in rings of so many records each."""
+        """The segment that workers record into, in rings of `records` records each."""
 
     def end_trace(self) -> dict[str, Any]:
         """Stops recording; what the records mean."""

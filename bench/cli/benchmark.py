@@ -1,4 +1,4 @@
-"""What every command of `aspen-mp bench` does around measuring: common options, progress, picture, tables, record, exit status."""
+"""Shared by the commands of `aspen-mp bench`: common options, progress, picture, tables, record, exit status."""
 
 from __future__ import annotations
 

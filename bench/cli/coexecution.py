@@ -26,14 +26,14 @@ Crews = Annotated[
 
 
 class _Counted(Protocol):
-    """What all results hold: rounds that do not count, and those that count although other processes ran."""
+    """Fields of all results: rounds that do not count, and those that count although other processes ran."""
 
     rejected: int
     disturbed: int
 
 
 def _left_out(result: _Counted) -> str:
-    """What people are told of rounds that do not count, or should not."""
+    """A note about rounds that do not count, or should not."""
     if not result.rejected and not result.disturbed:
         return ""
     return f"rounds left out because other processes ran: {result.rejected}; disturbed: {result.disturbed}"
@@ -92,7 +92,7 @@ def together(
 
 
 def _groups(networks: Sequence[str] | None, pairs: bool, counts: list[int] | None) -> list[tuple[list[Case], Sequence[int] | None]]:
-    """What runs at once, and how many requests of each."""
+    """The networks that run at once, and how many requests of each."""
     import itertools
 
     from aspen_mp.bench.coexecution.together import GROUPS
@@ -182,7 +182,7 @@ def deadlines(
     loads: Annotated[
         str, typer.Option("--loads", metavar="0.5,0.9", help="Loads; 1 is what aspen-mp can just serve.")
     ] = "0.5,0.7,0.9,1.1,1.5",
-    slack: Annotated[float, typer.Option("--slack", min=1.0, help="A deadline is so many times the network's time alone.")] = 5.0,
+    slack: Annotated[float, typer.Option("--slack", min=1.0, help="A deadline is this multiple of the network's time alone.")] = 5.0,
     cores: options.Cores = None,
     engines: Crews = None,
     rounds: options.Rounds = 1,

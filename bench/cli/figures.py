@@ -166,7 +166,7 @@ def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
 
 
 def _at_once(result: ScalingResult) -> findings.Shown:
-    """What cores do beside so many times what one does."""
+    """The throughput of cores beside as many times that of one."""
     rows = [[p.cores, p.in_flight, f"{p.latency:.3f}", f"{p.throughput:.3f}", p.team] for p in result.at_once]
     columns = ["cores", "requests at a time", "for latency", "for throughput", "cores that share a request"]
     best = max(result.at_once, key=lambda p: p.throughput)
@@ -391,7 +391,7 @@ def _streamed(result: LengthsResult) -> findings.Shown:
 
 
 class _Figure(Protocol):
-    """What a module of `aspen_mp.bench.figures` makes of comparisons."""
+    """The interface of a module of `aspen_mp.bench.figures`."""
 
     def verdict(self, result: Comparison) -> str: ...
     def plot(self, results: Sequence[Comparison], file: Path) -> None: ...

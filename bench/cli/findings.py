@@ -1,4 +1,4 @@
-"""What a benchmark has found: as a record, on the screen, and as an exit status."""
+"""The findings of a benchmark: as a record, on the screen, and as an exit status."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def kernels(
     isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Instruction sets, or all. Default: the best one here.")] = None,
     kernel: Annotated[str | None, typer.Option("--kernels", metavar="GEMM,CONV", help="Time only these kernels.")] = None,
     each: Annotated[bool, typer.Option("--each", help="Print a row for each call instead of each kernel.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Time each call for at least so long.")] = 0.02,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Time each call for at least this time, in seconds.")] = 0.02,
     cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on. Default: the first that this process may use.")] = None,
 ) -> None:
     """Time the kernel calls of real networks on one core.

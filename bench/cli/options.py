@@ -28,7 +28,7 @@ Engines = Annotated[
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds without disturbance.")]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Each engine runs at least this long in a round.")]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Each engine runs at least so many requests in a round.")]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Each engine runs at least this number of requests in a round.")]
 
 
 def cases(networks: list[str] | None, batch: int = 1, seq: int = 128) -> list[Case]:

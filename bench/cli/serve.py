@@ -16,7 +16,7 @@ from aspen_mp.cli import output
 
 
 class Objective(StrEnum):
-    """As of `Runtime.load`."""
+    """The objectives of `Runtime.load`."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -31,15 +31,15 @@ def serve(
     ] = "http,unix,json,grpc",
     clients: Annotated[str, typer.Option("--clients", metavar="1,16", help="Clients that each wait for their answer.")] = "1,4,16,64",
     rates: Annotated[
-        str | None, typer.Option("--rates", metavar="50,100", help="Also requests that begin so often a second, at random moments.")
+        str | None, typer.Option("--rates", metavar="50,100", help="Also these numbers of requests a second, at random moments.")
     ] = None,
     http_workers: Annotated[int, typer.Option("--http-workers", min=1, help="Processes that answer for the runtime.")] = 1,
     sessions: Annotated[
         str, typer.Option("--sessions", metavar="1,4", help="Numbers of processes with a session of onnxruntime each.")
     ] = "1,2",
-    objective: Annotated[Objective, typer.Option("--objective", help="What the runtime's plans are for.")] = Objective.LATENCY,
+    objective: Annotated[Objective, typer.Option("--objective", help="Aim of the runtime's plans.")] = Objective.LATENCY,
     profile: Annotated[
-        Path | None, typer.Option("--profile", exists=True, dir_okay=False, help="Of the server's runtime, a TOML file.")
+        Path | None, typer.Option("--profile", exists=True, dir_okay=False, help="Profile of the server's runtime, a TOML file.")
     ] = None,
     cores: options.Cpus = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 3.0,

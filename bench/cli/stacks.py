@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 Blocks = Annotated[
-    str | None, typer.Option("--blocks", metavar="1,2,4", help="Measure chains of so many blocks. Default: 1, and even numbers up to 40.")
+    str | None,
+    typer.Option("--blocks", metavar="1,2,4", help="Measure chains of these numbers of blocks. Default: 1, and even numbers up to 40."),
 ]
 Shapes = Annotated[
     str | None,
@@ -26,7 +27,9 @@ Shapes = Annotated[
 ]
 Steps = Annotated[
     str | None,
-    typer.Option("--steps", metavar="5,10", help="Measure ours also with sequences of at most so many steps. Default: 5, of chains."),
+    typer.Option(
+        "--steps", metavar="5,10", help="Measure ours also with sequences of at most these numbers of steps. Default: 5, of chains."
+    ),
 ]
 AllEngines = Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")]
 
@@ -44,7 +47,9 @@ def stacks(
     blocks: Blocks = None,
     shapes: Shapes = None,
     steps: Steps = None,
-    batches: Annotated[str | None, typer.Option("--batches", metavar="1,8,32", help="Measure networks with so many images.")] = None,
+    batches: Annotated[
+        str | None, typer.Option("--batches", metavar="1,8,32", help="Measure networks with these numbers of images.")
+    ] = None,
     table: Annotated[bool, typer.Option("--table", help="Measure nothing. Count layers and stacks of networks.")] = False,
     cores: options.Cores = None,
     engines: AllEngines = None,
@@ -103,7 +108,7 @@ def _shapes(text: str) -> list[Shape]:
     for part in text.split(","):
         sides = part.split("x")
         if len(sides) != 4 or not all(side.isdigit() and int(side) for side in sides):
-            raise typer.BadParameter(f"{part!r} is no shape of an image. Write it like 1x64x224x224", param_hint="--shapes")
+            raise typer.BadParameter(f"{part!r} is not a shape of an image. Write it like 1x64x224x224", param_hint="--shapes")
         batch, channels, height, width = map(int, sides)
         found.append((batch, channels, height, width))
     return found
@@ -126,7 +131,7 @@ def _network(result: Comparison) -> findings.Shown:
 
 
 def _entries(result: Comparison, blocks: int | None = None) -> list[list[object]]:
-    """A row for each variant; with the time of one of so many blocks."""
+    """A row for each variant; with the time of one of `blocks` blocks."""
     from aspen_mp.bench.figures.stacks import ours_by
 
     rows: list[list[object]] = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from aspen_mp.bench.cli.benchmark import Say
     from aspen_mp.bench.figures.seats import Schedule
-    from aspen_mp.bench.torch.networks.network import Network
+    from aspen_mp.bench.torch.networks.network import TorchNetwork
     from aspen_mp.bench.torch.result import NetworkResult, TorchResult
 
 CHOSEN = (
@@ -46,7 +46,7 @@ def torch(
     every: Annotated[bool, typer.Option("--list", help="Measure nothing. Print the networks.")] = False,
     size: Annotated[Sizes, typer.Option("--size", help="Measure networks as published, or small ones.")] = Sizes.full,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="1,4", help="Measure memory and speed of so many processes, too.")
+        str | None, typer.Option("--memory", metavar="1,4", help="Measure memory and speed of these numbers of processes, too.")
     ] = None,
     cores: options.Cores = None,
     engines: Annotated[
@@ -82,9 +82,15 @@ def torch(
 
 
 def _measured(
-    wanted: Sequence[Network], size: Sizes, engines: Sequence[str], cpus: list[int], schedule: Schedule, counts: Sequence[int], say: Say
+    wanted: Sequence[TorchNetwork],
+    size: Sizes,
+    engines: Sequence[str],
+    cpus: list[int],
+    schedule: Schedule,
+    counts: Sequence[int],
+    say: Say,
 ) -> TorchResult:
-    """Times of all networks, and their memory in so many processes."""
+    """Times of all networks, and their memory in several processes."""
     from aspen_mp.bench.peers.seat import SeatError
     from aspen_mp.bench.torch import measure
     from aspen_mp.bench.torch.result import TorchResult
@@ -102,7 +108,7 @@ def _measured(
     return result
 
 
-def _networks(patterns: Sequence[str]) -> tuple[list[Network], list[str]]:
+def _networks(patterns: Sequence[str]) -> tuple[list[TorchNetwork], list[str]]:
     """Those whose names match, and the names of those whose package is missing."""
     from aspen_mp.bench.torch.networks.all import NETWORKS, installed
 
@@ -123,7 +129,7 @@ def _engines(text: str | None) -> tuple[list[str], list[str]]:
     names = text.split(",") if text else list(DEFAULT)
     unknown = [name for name in names if name not in ENGINES]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is no engine. Give some of {', '.join(ENGINES)}", param_hint="--engines")
+        raise typer.BadParameter(f"{unknown[0]!r} is not an engine. Give some of {', '.join(ENGINES)}", param_hint="--engines")
     return [name for name in names if ENGINES[name].installed], [name for name in names if not ENGINES[name].installed]
 
 

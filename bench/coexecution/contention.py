@@ -79,12 +79,12 @@ class ContentionResult:
     failed: dict[str, str] = field(default_factory=dict)
 
     def slowdown(self, kind: str, beside: str) -> float:
-        """Of a pair; not a number where it was not measured."""
+        """The slowdown of a pair; not a number where it was not measured."""
         return next((pair.slowdown for pair in self.pairs if (pair.kind, pair.beside) == (kind, beside)), math.nan)
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         if not self.pairs or not self.meetings:
             return "nothing was measured"
         worst = max(self.pairs, key=lambda pair: pair.slowdown)

@@ -1,4 +1,4 @@
-"""What planning several networks together would gain, predicted: `aspen-mp bench coplans`.
+"""Predicts the gain of planning several networks together: `aspen-mp bench coplans`.
 
 Nothing runs. Rates are those built in for one kind of core, so every machine finds the same, as far as the search comes in its time.
 """
@@ -26,7 +26,7 @@ MIXES: Final = "vgg16+vgg16", "alexnet+alexnet", "3*gpt2@seq=1+resnet50", "gpt2@
 """Networks that run together. `3*` before one: three runs, one after the other."""
 CORES: Final = "2", "8P+8E", "32/32"
 SPEEDS: Final = {"P": 1.0, "E": 0.5, "L": 0.35}
-"""Of a core of each class, as a share of the fastest."""
+"""The speed of a core of each class, as a share of the fastest."""
 SERIAL: Final = "serial"
 """The naive schedule that runs one network after the other."""
 

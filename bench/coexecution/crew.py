@@ -34,7 +34,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a request asks for, of engines that know of it. `deadline_ms`: from the call on."""
+    """The terms of a request, for engines that know of them. `deadline_ms`: from the call on."""
 
     priority: str = "normal"
     deadline_ms: float | None = None
@@ -46,7 +46,7 @@ Presence = Callable[[int, bool], None]
 
 
 def _unheeded(network: int, there: bool) -> None:
-    """Who comes and goes is of no interest to most engines."""
+    """Most engines ignore clients that come and go."""
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ CREWS = {
     "openvino": CrewEngine("openvino", load_openvino, {}),
     "openvino-streams": CrewEngine("openvino", load_openvino, {"streams": 0}),
 }
-"""By the name that people give."""
+"""Engines by the names that people give."""
 PEERS = ("onnxruntime", "onnxruntime-quiet", "onnxruntime-shared", "openvino", "openvino-streams")
 """Those beside ours, unless others are named."""
 

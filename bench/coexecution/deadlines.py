@@ -44,12 +44,12 @@ class Point:
 
     @property
     def share(self) -> float:
-        """Of all requests, those that met their deadline."""
+        """The share of all requests that met their deadline."""
         return self.met / self.requests
 
     @property
     def kept(self) -> float:
-        """Of requests that were not refused, those that met their deadline."""
+        """The share that met their deadline among requests that were not refused."""
         return self.met / max(self.requests - self.refused, 1)
 
 
@@ -85,7 +85,7 @@ class DeadlinesResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line: the share of requests that met their deadline, by load."""
+        """The result in one line: the share of requests that met their deadline, by load."""
         parts = [f"{curve.label} {', '.join(f'{p.share:.0%} at {p.load:g}' for p in curve.points)}" for curve in self.curves]
         return f"in time: {'; '.join(parts) or 'nothing was measured'}"
 
@@ -163,7 +163,7 @@ def _add(result: DeadlinesResult, rounds: Rounds, load: float, engines: Sequence
 
 
 def point(load: float, answers: Sequence[Answer], deadlines_ms: Sequence[float]) -> Point:
-    """What became of all requests at a load."""
+    """The outcome of all requests at a load."""
     ended = [answer for answer in answers if answer.outcome == Outcome.DONE]
     refused = [answer for answer in answers if answer.outcome == Outcome.REFUSED]
     met = sum(1e3 * (answer.ended - answer.due) <= deadlines_ms[answer.network] for answer in ended)

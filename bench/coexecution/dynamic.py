@@ -21,7 +21,7 @@ PHASES = ("resnet50", "resnet50+bert_base@seq=128", "resnet50+bert_base@seq=128+
 """The networks of each phase, unless others are named."""
 ALONE_RUNS = 5
 STEP_S = 0.25
-"""Latencies are medians over so long."""
+"""Seconds over which latencies are medians."""
 
 
 @dataclass(slots=True)
@@ -66,13 +66,13 @@ class DynamicResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         parts = [f"{course.label} {', '.join(f'{share:.2f}' for share in course.progress)}" for course in self.courses]
         return f"work done by time, phase by phase: {'; '.join(parts) or 'nothing was measured'}"
 
 
 def measure(phases: Sequence[Sequence[Case]], engines: Sequence[str], cores: Sequence[int], schedule: Schedule, say: Say) -> DynamicResult:
-    """Measures all phases on these cores, `seconds` of the schedule each. Of several rounds, the middle one by its progress counts."""
+    """Measures all phases on these cores, `seconds` of the schedule each. The middle one of several rounds by its progress counts."""
     cases = list({case.label: case for phase in phases for case in phase}.values())
     at = {case.label: number for number, case in enumerate(cases)}
     result = DynamicResult(list(cores), [[case.label for case in phase] for phase in phases], schedule.seconds)

@@ -1,4 +1,4 @@
-"""What the pictures of several networks have in common."""
+"""Shared by the pictures of several networks."""
 
 from __future__ import annotations
 

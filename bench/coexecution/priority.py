@@ -1,7 +1,7 @@
 """How long do urgent requests take beside a load that saturates the machine? `aspen-mp bench priority`.
 
 Requests of class "high" come on a fixed schedule, beside clients of class "low" that always have requests in flight. Both are measured
-alone, too. What the urgent requests leave of the machine is the share of time in which none of them would be under way, if they ran
+alone, too. The urgent requests leave the share of time in which none of them would be under way, if they ran
 alone: the low load should keep that share of its own throughput. Other runtimes have no priorities, neither onnxruntime nor OpenVINO's
 CPU plugin, which refuses MODEL_PRIORITY: they run the same load without. So does ours a second time, with all requests in one class. Ours
 makes plans of shorter tiles for a network beside which it has met a higher class. That is done before it is measured, and its load alone
@@ -44,7 +44,7 @@ class Scene:
 
 
 SCENES = (Scene("mobilenet_v2", 30, "vgg16", 3), Scene("bert_base@seq=32", 150, "resnet50@batch=4", 2))
-"""What is measured unless networks are named."""
+"""The scenes that are measured unless networks are named."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles:
-        """Of some times, milliseconds."""
+        """Quantiles of some times, milliseconds."""
         ordered = sorted(values)
         last = len(ordered) - 1
         return cls(len(ordered), [ordered[min(last, int(len(ordered) * share))] for share in SHARES] if ordered else [])
@@ -116,7 +116,7 @@ class SceneResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         parts = [
             f"{e.label} {e.beside.at(0.5):.1f} ms ({e.p50:.2f} of alone, p99 {e.p99:.2f}), load keeps {e.kept:.2f}" for e in self.entries
         ]
@@ -171,7 +171,7 @@ def _orders(scene: Scene, engines: Sequence[str], seconds: float) -> Orders:
 
 
 def _both(scene: Scene, seconds: float, urgent: str, load: str) -> list[Source]:
-    """The sources of a scene, for so long; the priority of each."""
+    """The sources of a scene, for `seconds`; the priority of each."""
     every = scene.every_ms / 1e3
     calls = [(k * every, URGENT) for k in range(1, max(3, round(seconds / every)) + 1)]
     return [
@@ -181,7 +181,7 @@ def _both(scene: Scene, seconds: float, urgent: str, load: str) -> list[Source]:
 
 
 def _entry(rounds: Rounds, scene: Scene, label: str, reference: str) -> Entry:
-    """Of a crew; `reference`: the crew whose load alone is what it is compared with."""
+    """The entry of a crew; `reference`: the crew whose load alone it is compared with."""
     alone = Quantiles.of(rounds.ms(label, "alone", URGENT))
     left = max(0.0, 1 - alone.at(0.5) / scene.every_ms)
     beside = Quantiles.of(rounds.ms(label, "beside", URGENT))

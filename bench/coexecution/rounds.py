@@ -28,8 +28,8 @@ Orders = Mapping[str, Mapping[str, Order]]
 
 @dataclass(slots=True)
 class Rounds:
-    """What a number of rounds gave. `turns`: of each round that counts, by label and by the order's name. `rejected`, `disturbed`: as of
-    `bench.peers.rounds.take_turns`; `failed`: what is missing, and why."""
+    """The result of a number of rounds. `turns`: of each round that counts, by label and by the order's name. `rejected`, `disturbed`: as
+    of `bench.peers.rounds.take_turns`; `failed`: what is missing, and why."""
 
     turns: list[dict[str, dict[str, Performance]]]
     rejected: int = 0

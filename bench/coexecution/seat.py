@@ -20,7 +20,7 @@ from aspen_mp.bench.peers.seat import read
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """What a process is told when it starts. `networks`: model file and .npz file of inputs, each."""
+    """The start message of a process. `networks`: model file and .npz file of inputs, each."""
 
     engine: str
     networks: list[tuple[str, str]]
@@ -30,7 +30,7 @@ class Start(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Performance:
-    """What an order gave. `foreign`: how busy the cores were with anything else meanwhile, in cores."""
+    """The result of an order. `foreign`: how busy the cores were with anything else meanwhile, in cores."""
 
     runs: list[Run] = field(default_factory=list)
     foreign: float = 0.0
@@ -64,7 +64,7 @@ class CrewSeat(EngineProcess):
 
 
 def child(told: Start, requests: IO[str], replies: IO[str]) -> None:
-    """What the process does until the request pipe closes."""
+    """Runs the process until the request pipe closes."""
 
     def reply(**message: Any) -> None:
         replies.write(json.dumps(message) + "\n")

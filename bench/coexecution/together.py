@@ -1,9 +1,9 @@
 """What is it worth to run several networks at once? `aspen-mp bench together`.
 
 Each network has a client that runs its requests one after the other. A group ends when the last client has ended. The same requests run one
-network after the other, each on all cores, and each network runs alone: HaX-CoNN's comparison (section 5.4), with one after the other as
-the baseline to beat. What could be reached at best is a bound: all cores are busy for as long as the requests need on a core of its own;
-weights that no cache holds are read at the speed of memory; no client ends earlier than alone.
+network after the other, each on all cores, and each network runs alone. That is HaX-CoNN's comparison (section 5.4), with one after the
+other as the baseline to beat. The best possible time is a bound. All cores are busy for as long as the requests need on a core of its own.
+Weights that no cache holds are read at the speed of memory, and no client ends earlier than alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[int, ...] | None], ...] = (
     (("gpt2@seq=1", "resnet50"), (3, 1)),
     (("vgg_classifier", "bert_base@seq=128"), None),
 )
-"""What is measured unless networks are named: one network that waits for memory, and one that computes. With requests of each in a run, or
+"""Groups that are measured unless networks are named: one network that waits for memory, and one that computes. With requests of each in a
+run, or
 None: balanced."""
 MOST = 16
 """Requests of a network in a group, at most, where its networks are balanced."""
@@ -63,7 +64,7 @@ class Share:
 
     @property
     def slowdown(self) -> float:
-        """By medians."""
+        """The slowdown by medians."""
         return self.together.p50_ms / self.alone.p50_ms
 
 
@@ -121,7 +122,7 @@ class Group:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         if not self.entries:
             return f"{self.name}: nothing was measured"
         parts = [f"{entry.label} {entry.ratio:.3f}" for entry in self.entries]
@@ -249,7 +250,7 @@ def _streamed(file: Path) -> int:
 
 
 def plot(result: TogetherResult, file: Path) -> None:
-    """Time at once by one after the other, a group of bars for each group of networks, and the bound as a line; PNG or SVG."""
+    """Draw the time at once by one after the other, a group of bars for each group of networks; the bound is a line. PNG or SVG."""
     from aspen_mp.bench.coexecution.picture import shade
     from aspen_mp.bench.figures.picture import pyplot, save
 

@@ -1,4 +1,4 @@
-"""What a crew is asked for, as data that travels to its process, and asking for it."""
+"""Orders for a crew, as data that travels to its process, and their execution."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, array_like=True):
 
     @property
     def ms(self) -> float:
-        """From the call until it came back."""
+        """Milliseconds from the call until it came back."""
         return 1e3 * (self.ended - self.begun)
 
 
@@ -181,5 +181,5 @@ def _arriving(stage: _Stage, number: int, source: Arrivals) -> Callable[[], None
 
 
 def _left_ms(deadlines_ms: Sequence[float] | None, network: int, waited_s: float) -> float | None:
-    """What is left of a request's time; None where it has no deadline."""
+    """The rest of a request's time; None where it has no deadline."""
     return None if deadlines_ms is None else deadlines_ms[network] - 1e3 * waited_s

@@ -120,7 +120,7 @@ def _asked(rng: Rng, kind: str) -> Any:
 
 
 def label_encoder(rng: Rng) -> Case:
-    """Of versions 2 and 4, with lists."""
+    """A LabelEncoder of versions 2 and 4, with lists."""
     keys, values = (str(rng.choice(list(KINDS))) for _ in range(2))
     count = int(rng.integers(1, 6))
     a: dict[str, Any] = {f"keys_{keys}": _drawn(rng, keys, count), f"values_{values}": _drawn(rng, values, count)}
@@ -135,7 +135,7 @@ def _tensor(name: str, elements: int, values: list[Any]) -> onnx.TensorProto:
 
 
 def label_encoder_of_tensors(rng: Rng) -> Case:
-    """Of version 4, where doubles are possible, too."""
+    """A LabelEncoder of version 4, where doubles are possible, too."""
     keys, values = (str(rng.choice(list(KINDS))) for _ in range(2))
     count, wide = int(rng.integers(1, 6)), bool(rng.integers(2))
     types = [D if kind == "floats" and wide else KINDS[kind][1] for kind in (keys, values)]

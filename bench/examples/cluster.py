@@ -23,7 +23,7 @@ from aspen_mp.ray import Predictor
 TOKENS = 64
 SIDE = 224
 RESOURCE = "aspen_mp"
-"""What nodes with a runtime declare, so that actors go there: ``ray start --resources='{"aspen_mp": 1}'``."""
+"""The resource that nodes with a runtime declare, so that actors go there: ``ray start --resources='{"aspen_mp": 1}'``."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A data loader without PyTorch in front of `Model.map`.
 
-Processes decode and augment images into a ring of batches in one `SharedMemory`; the main process hands each batch to the runtime as it is
-finished, and the runtime's workers read it there: no image is copied or pickled on its way. Back-pressure is the ring: a slot is given back
+Processes decode and augment images into a ring of batches in one `SharedMemory`. The main process hands each batch to the runtime as it is
+finished, and the runtime's workers read it there. No image is copied or pickled on its way. Back-pressure is the ring: a slot is given back
 when the result of its batch is there, and a decoder without a free slot waits.
 """
 
@@ -42,7 +42,7 @@ class Dataset:
         self.size = size
 
     def encoded(self, index: int) -> bytes:
-        """What would be read from disk."""
+        """The bytes that would be read from disk."""
         side = self.size + self.size // 8
         rows = np.arange(side, dtype=np.uint32)
         picture = (rows[:, None, None] * (index + 1) + rows[None, :, None] * 7 + np.arange(3, dtype=np.uint32) * 85) % 251

@@ -1,6 +1,6 @@
 """What is it worth that there are no operator barriers? `aspen-mp bench barriers`.
 
-The same plan twice, tile for tile, on the same cores: once with the edges of the data, once with a barrier after every operator
+The same plan runs twice, tile for tile, on the same cores. One has the edges of the data, the other a barrier after every operator
 (`Experiment.barriers`). ASPEN calls the difference opportunistic parallelism.
 """
 
@@ -23,7 +23,7 @@ def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: 
 
 
 def verdict(result: Comparison) -> str:
-    """What it says, in a line."""
+    """The result in one line."""
     if BARRED not in result:
         return f"{result.case}: nothing was measured"
     barred = result[BARRED]

@@ -62,12 +62,12 @@ class Comparison:
 
     @property
     def states(self) -> list[State]:
-        """Of the machine meanwhile."""
+        """States of the machine meanwhile."""
         return states.states(probes for entry in self.entries for probes in entry.probes)
 
     @property
     def far(self) -> float | None:
-        """What a byte of another core's took longer meanwhile, nanoseconds: the median of all looks (`states.probe`)."""
+        """The extra time of a byte of another core's meanwhile, nanoseconds: the median of all looks (`states.probe`)."""
         return states.middle(probes for entry in self.entries for probes in entry.probes)
 
     def medians_in(self, state: State) -> dict[str, float]:

@@ -1,10 +1,10 @@
 """Unlike cores: is a fast core together with a slow one worth the sum of both? `aspen-mp bench hetero`.
 
-One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`).
-What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core serves requests of its
-own at the same time (`APART`), on runtimes that share nothing: these need not be worth the sum of the parts, either.
-And all cores may read memory hardly faster than the fast ones do. So it is read in turns with the rest (`Memory`), and simulations say what
-share of the sum that leaves, and what it would be without the limit.
+One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`). No
+runtime can win back the time that cores take from each other in caches, memory and clock. It shows where each core serves requests of its
+own at the same time (`APART`), on runtimes that share nothing. These need not be worth the sum of the parts, either. And all cores may read
+memory hardly faster than the fast ones do. So it is read in turns with the rest (`Memory`). Simulations say what share of the sum that
+leaves, and what it would be without the limit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import OURS, Rounds, Say, Schedule, Seats, Variant
-from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.figures.simulated import SimulatedNetwork
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
 FAST, SLOW, BOTH, APART = "fast core", "slow core", "all cores", "a request on each core"
 LEAST_TURNS = 3
-"""Of one state of the machine, to be told from others."""
+"""Turns in one state of the machine, to be told from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class HeteroResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         engines = list(dict.fromkeys(p.engine for p in self.points))
         parts = []
         for engine in engines:
@@ -143,7 +143,7 @@ def measure(
     apart: bool = False,
 ) -> HeteroResult:
     """Measures a network. `apart`: ours also with requests of its own on each core. `settle`: how many seconds all cores are busy with
-    requests before they are measured at another speed: ours makes its plan again for the cores as they are, which takes it some seconds to
+    requests before they are measured at another speed. Ours makes its plan again for the cores as they are. That takes some seconds to
     notice and, behind the requests, ten to fifteen to do. Engines follow one another; for each, the sets of cores take turns, at each speed
     in its turn."""
     result = HeteroResult(case.label, list(fast), list(slow), method or "auto")
@@ -182,7 +182,7 @@ def measure(
             result.settings.update(seats.settings)
         if read:
             say(f"{case.label}: simulating")
-            network = Network(case)
+            network = SimulatedNetwork(case)
             for point in result.points:
                 if point.engine == engine and point.wanted in read:
                     point.memory = _memory(network, point, *read[point.wanted], len(fast), len(slow))
@@ -190,7 +190,7 @@ def measure(
 
 
 class _Taken:
-    """What loads really took of their cores since this object was made."""
+    """The shares that loads really took of their cores since this object was made."""
 
     def __init__(self, loads: Sequence[SlowCore]) -> None:
         import time
@@ -247,14 +247,14 @@ def _gb_s(rounds: Rounds, label: str, cores: int) -> float:
     return cores * MEMORY_BYTES / 1e6 / rounds.median(_read_by(label))  # MB, so by milliseconds it is GB/s
 
 
-def _memory(network: Network, point: Point, one: float, all_: float, fast: int, slow: int) -> Memory:
+def _memory(network: SimulatedNetwork, point: Point, one: float, all_: float, fast: int, slow: int) -> Memory:
     speed = point.slow / slow / (point.fast / fast)
     return Memory(one, all_, speed, *network.share(fast, slow, speed, all_ / one))
 
 
 def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
-    """Of the fast cores alone, the slow ones and all, and of requests apart, if there are any; none where there was but one. A look at the
-    machine may be wrong beside a load, so that a state needs several turns of each."""
+    """States of the fast cores alone, the slow ones and all, and of requests apart, if there are any; none where there was but one. A look
+    at the machine may be wrong beside a load, so that a state needs several turns of each."""
     found = []
     for state in states.states(probes for label in labels for probes in rounds.probes(label)):
         rates = [[rate for rate, probes in zip(rounds.rates(x), rounds.probes(x), strict=True) if state.holds(probes)] for x in labels]
@@ -265,7 +265,7 @@ def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
 
 
 def plot(results: Sequence[HeteroResult], file: Path) -> None:
-    """For each network and speed, a bar for each engine, on a line that says what the sum of the parts would be, as a PNG."""
+    """For each network and speed, draw a bar for each engine, on a line for the sum of the parts, as a PNG."""
     from aspen_mp.bench.figures.picture import colour, pyplot, save
 
     plt = pyplot()

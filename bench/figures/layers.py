@@ -1,4 +1,4 @@
-"""Which layers of a network can run depth first, and which do (BrainSlug, Weber et al., 2018, section 5.3 and table 2)."""
+"""Counts layers of a network that can run depth first, and those that do (BrainSlug, Weber et al., 2018, section 5.3 and table 2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Texts of ever new lengths: what does it cost that each is another shape? `aspen-mp bench lengths`.
 
-A stream of texts of random lengths, or the steps of a decoder whose cache is one longer at each, from the first request of a runtime that
-has no plan yet. Engines take turns request by request, in alternating order; who comes next waits until the last one rests, so that what an
-engine does behind its requests takes nothing from the others. That is not part of its times: `Found.behind_s` says what it was.
+A stream has texts of random lengths, or the steps of a decoder whose cache is one longer at each. It runs from the first request of a
+runtime that has no plan yet. Engines take turns request by request, in alternating order. The next one waits until the last one rests, so
+that an engine's work behind its requests takes nothing from the others. That is not part of its times: `Found.behind_s` says what it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPT = 10
 NEIGHBOURS = 8
 """Requests on each side of one that say how long it should take."""
 SLOW = 5.0
-"""So many times as long as its neighbours: it waited for a plan."""
+"""A request is slow when it takes this many times as long as its neighbours: it waited for a plan."""
 
 Say = Callable[[str, int, int], None]
 
@@ -57,7 +57,7 @@ class Found:
 
     @property
     def total_s(self) -> float:
-        """Of all requests, but not of a prompt."""
+        """Seconds of all requests, but not of a prompt."""
         return sum(self.seconds[self.decodes :])
 
     @property
@@ -116,7 +116,7 @@ class LengthsResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line."""
+        """The result in one line."""
         if not self.found:
             return f"{self.case}: nothing was measured"
         same = self.same_tokens
@@ -186,8 +186,8 @@ def label(case: Case) -> str:
 
 
 class Turns:
-    """Engines that have loaded a network of unknown shapes, in processes of their own, and their files, as a context manager. What they
-    give goes to `result`; one that fails leaves."""
+    """Engines that have loaded a network of unknown shapes, in processes of their own, and their files, as a context manager. Their
+    results go to `result`; one that fails leaves."""
 
     def __init__(self, model: onnx.ModelProto, engines: Sequence[str], result: LengthsResult, say: Say) -> None:
         self._model, self._engines, self._result, self._say = model, engines, result, say

@@ -1,8 +1,9 @@
 """What is the order worth in which ready tiles are taken? `aspen-mp bench order`.
 
-A worker goes on with the best child of what it has finished. What it leaves to the pool is ordered by depth (shallow tiles first), and
-among equals by arrival: `fifo` (what runtimes do), `lifo`, or `random`, which forgets depth too and follows no child half of the time.
-Layer order (nothing is followed, the tile of the lowest rank comes first) would need a sorted queue, which the pool has no use for
+A worker goes on with the best child of what it has finished. The tiles that it leaves to the pool are ordered by depth (shallow tiles
+first), and among equals by arrival. The orders are `fifo` (that of runtimes), `lifo`, and `random`, which forgets depth too and follows no
+child half of the time. Layer order (nothing is followed, the tile of the lowest rank comes first) would need a sorted queue, which the pool
+has no use for
 otherwise: it is simulated, like the others beside it.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, compare
 from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
-from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.figures.simulated import SimulatedNetwork
 from aspen_mp.bench.peers.cases import Case
 
 ORDERS = ("fifo", "lifo", "random")
@@ -23,12 +24,12 @@ def measure(case: Case, cores: Sequence[int], schedule: Schedule, say: Say) -> C
     """A network on these cores. `Comparison.simulated`: milliseconds by order, by simulation."""
     result = compare(case, [Variant(order, OURS, cores, {"order": order}) for order in ORDERS], schedule, say)
     say(f"{case.label}: simulating")
-    result.simulated = Network(case).orders(cores)
+    result.simulated = SimulatedNetwork(case).orders(cores)
     return result
 
 
 def verdict(result: Comparison) -> str:
-    """What it says, in a line."""
+    """The result in one line."""
     if not result.others:
         return f"{result.case}: nothing was measured"
     parts = [f"{entry.label} {(entry.ratio - 1) * 100:+.1f}% ({(entry.ratio_min - 1) * 100:+.1f}% by minima)" for entry in result.others]

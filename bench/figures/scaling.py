@@ -1,14 +1,12 @@
 """How does one request get faster with more cores? `aspen-mp bench scaling`.
 
-Strong scaling: the same request on 1 … N cores, for each engine. The serial run that counts is the best of any engine on one core, so
-that a slow serial run flatters nobody. p_e is the parallel fraction by Karp and Flatt: with speedup S on n cores,
-1 - (1/S - 1/n) / (1 - 1/n).
-What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core runs a request of
-its own (`APART`): n of those at the same time, on n runtimes that share nothing, take longer than one. Their time by n is about what a
-request would take on n cores if dividing it cost nothing.
-Memory may be shared, too: n cores may read it hardly faster than one does, and how much faster may change with what else a host runs. So it
-is read in turns with the rest (`Memory`), and simulations say what parallel fraction that leaves, and what it would be without the limit.
-Machines that are not at hand are simulated (`aspen_mp.planner.simulation.simulate`), and say so.
+Strong scaling: the same request on 1 … N cores, for each engine. The serial run that counts is the best of any engine on one core, so that
+a slow serial run flatters nobody. p_e is the parallel fraction by Karp and Flatt: with speedup S on n cores, 1 - (1/S - 1/n) / (1 - 1/n).
+No runtime can win back the time that cores take from each other in caches, memory and clock. It shows where each core runs a request of its
+own (`APART`). n of those at the same time, on n runtimes that share nothing, take longer than one. Their time by n is about what a request
+would take on n cores if dividing it cost nothing. Memory may be shared, too. n cores may read it hardly faster than one does, and the ratio
+may change with what else a host runs. So it is read in turns with the rest (`Memory`). Simulations say what parallel fraction that leaves,
+and what it would be without the limit. Machines that are not at hand are simulated (`aspen_mp.planner.simulation.simulate`), and say so.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
 from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
-from aspen_mp.bench.figures.simulated import AtOnce, Network
+from aspen_mp.bench.figures.simulated import AtOnce, SimulatedNetwork
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
@@ -92,7 +90,7 @@ class ScalingResult:
 
     @property
     def verdict(self) -> str:
-        """What it says, in a line: the largest number of cores that was measured, then what was simulated."""
+        """The result in one line: the largest number of cores that was measured, then the simulated ones."""
         measured = [p for p in self.points if not p.simulated]
         if not measured:
             return f"{self.case}: nothing was measured"
@@ -149,7 +147,7 @@ def measure(
     if not result.points or not (simulated or ours):
         return result
     say(f"{case.label}: simulating")
-    network = Network(case)
+    network = SimulatedNetwork(case)
     if simulated:
         for n, ms in network.cores(simulated).items():
             result.points.append(_point(OURS, n, ms, ms, result.serial_ms, result.serial_ms, simulated=True))
@@ -200,12 +198,12 @@ def _engine(entry: Entry) -> str:
 
 
 def _requests(entry: Entry) -> int:
-    """In a run."""
+    """The number of requests in a run."""
     return entry.cores if _apart(entry) else 1
 
 
 def _in_state(found: Comparison, state: State) -> InState:
-    """What turns in one state say of the largest number of cores."""
+    """The result of turns in one state for the largest number of cores."""
     most = max(entry.cores for entry in found.entries)
     medians = found.medians_in(state)
     runs = [entry for entry in found.entries if entry.engine != MEMORY.name and entry.label in medians]

@@ -39,8 +39,8 @@ class Variant:
 
 @dataclass(slots=True)
 class Rounds:
-    """What a number of rounds gave. `turns`: by label, one for each round that counts, the same rounds for all. `rejected`, `disturbed`: as
-    in `CaseResult`; `failed`: what is missing, and why."""
+    """The result of a number of rounds. `turns`: by label, one for each round that counts, the same rounds for all. `rejected`,
+    `disturbed`: as in `CaseResult`; `failed`: what is missing, and why."""
 
     turns: list[dict[str, Turn]]
     rejected: int
@@ -72,11 +72,11 @@ class Rounds:
         return statistics.median(a / b for a, b in zip(self.medians(label), self.medians(reference), strict=True))
 
     def probes(self, label: str) -> list[tuple[float, ...]]:
-        """What was measured of the machine before and after each turn."""
+        """The probes of the machine before and after each turn."""
         return [turn[label].probes for turn in self.turns]
 
     def document(self, label: str) -> dict[str, Any]:
-        """Of one variant, as plain values."""
+        """The measurements of one variant, as plain values."""
         rates = self.rates(label)
         return {
             "median_ms": self.median(label),
@@ -124,7 +124,7 @@ class Seats:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of each engine: its version and how it was set in its first variant."""
+        """Settings of each engine: its version and how it was set in its first variant."""
         return {seat.engine: f"{seat.info['version']}: {seat.info['settings']}" for seat in reversed(self._seats)}
 
     def settle(self, label: str, seconds: float, what: str) -> None:

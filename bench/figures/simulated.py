@@ -1,4 +1,4 @@
-"""What the simulator says of a network, for machines and orders that cannot be measured here; plans and rates are a runtime's."""
+"""Simulates a network, for machines and orders that cannot be measured here; plans and rates are a runtime's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AtOnce:
 
 
 @dataclass(slots=True)
-class Network:
+class SimulatedNetwork:
     """A network of the zoo, planned as often as is asked for."""
 
     case: Case
@@ -43,7 +43,7 @@ class Network:
         return planned(model, models.inputs(model), machine, Experiment(in_flight=in_flight))
 
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
-        """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
+        """Milliseconds of a request on each number of cores like this machine's, each with a plan of its own."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, simulate
@@ -57,8 +57,8 @@ class Network:
         return found
 
     def at_once(self, counts: Sequence[int], numbers: Sequence[int]) -> list[AtOnce]:
-        """For so many cores like this machine's and so many requests at a time: what the cores do beside so many times one core, with the
-        plan for requests alone and with that for throughput."""
+        """Simulate the throughput of cores like this machine's beside as many times one core, for each number of cores and of requests at a
+        time. It is given with the plan for requests alone and with that for throughput."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, throughput
@@ -78,8 +78,8 @@ class Network:
         return found
 
     def fractions(self, memory: Mapping[int, float]) -> list[tuple[float, float]]:
-        """Parallel fractions of a request on so many cores like this machine's. `memory`: by numbers of cores, how many times as fast as
-        one they read memory together. Pairs: with that limit, and as if there were none."""
+        """Parallel fractions of a request on each number of cores like this machine's. `memory`: by numbers of cores, how many times as
+        fast as one they read memory together. Pairs: with that limit, and as if there were none."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
@@ -99,9 +99,9 @@ class Network:
         return found
 
     def share(self, fast: int, slow: int, speed: float, memory: float) -> tuple[float, float]:
-        """What so many cores like this machine's and so many that are slower by a factor do together, requests one at a time: as a share of
-        what the fast ones and the slow ones do by themselves. `memory`: how many times as fast as one fast core all read memory together.
-        With that limit, and as if there were none."""
+        """The throughput of `fast` cores like this machine's and `slow` ones that are slower by a factor, requests one at a time. It is a
+        share of the sum of the fast ones' and the slow ones' own. `memory`: how many times as fast as one fast core all read memory
+        together. With that limit, and as if there were none."""
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, simulate

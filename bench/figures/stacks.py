@@ -1,10 +1,10 @@
 """What is it worth to run layers depth first? `aspen-mp bench stacks`.
 
-BrainSlug's experiment (Weber et al., 2018, section 5.1 and figure 10): chains of ever more blocks of <MaxPool 3×3, BatchNormalization,
-Relu>, on images of two sizes. Where the layers of a chain run one after the other, each of them reads and writes a whole tensor; where they
-run depth first, a block costs its arithmetic. The paper compares sequences of one step, of five and of as many as fit a cache; so ours runs
-a second time with every layer by itself (`Experiment.stacks`), and a third time with few steps (`Experiment.stack_steps`). Networks are
-measured in the same way (table 1).
+It repeats BrainSlug's experiment (Weber et al., 2018, section 5.1 and figure 10). Chains of ever more blocks of <MaxPool 3×3,
+BatchNormalization, Relu> run on images of two sizes. Where the layers of a chain run one after the other, each of them reads and writes a
+whole tensor. Where they run depth first, a block costs its arithmetic. The paper compares sequences of one step, of five and of as many as
+fit a cache. So ours runs a second time with every layer by itself (`Experiment.stacks`), and a third time with few steps
+(`Experiment.stack_steps`). Networks are measured in the same way (table 1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCKS = (1, *range(2, 41, 2))
 """Lengths of chains, as in the paper."""
 SHAPES = ((1, 64, 224, 224), (16, 32, 56, 56))
 NETWORKS = ("sppf", "sppf@channels=128,image=40x40", "poolformer", "inception_pools", "depthwise_chain")
-"""What is measured beside the chains."""
+"""Networks that are measured beside the chains."""
 LONG = 4
 """Blocks of a chain from which on a block should always take the same time."""
 
@@ -60,7 +60,7 @@ class Chain:
 
     @property
     def labels(self) -> list[str]:
-        """What was measured on any of them, in its order."""
+        """Labels of the variants that were measured on any of them, in its order."""
         return list(dict.fromkeys(entry.label for point in self.points for entry in point.found.entries))
 
     @property
@@ -92,14 +92,14 @@ def case_of(shape: Shape, blocks: int) -> Case:
 
 
 def with_steps(count: int) -> str:
-    """The label of ours with sequences of at most so many steps."""
+    """The label of ours with sequences of at most `count` steps."""
     return f"{OURS}, {count} steps"
 
 
 def measure(
     case: Case, cores: Sequence[int], engines: Sequence[str], schedule: Schedule, say: Say, steps: Sequence[int] | None = None
 ) -> Comparison:
-    """A network on these cores; ours also layer by layer, and with sequences of at most so many `steps`, where a chain has more of them.
+    """A network on these cores; ours also layer by layer, and with sequences of at most `steps` steps, where a chain has more of them.
     None: those of the paper for chains, none for other networks."""
     blocks = case.options.get("blocks")
     if steps is None:
@@ -124,7 +124,7 @@ def ours_by_fastest(result: Comparison) -> float | None:
 
 
 def verdict(result: Comparison, name: str | None = None) -> str:
-    """What it says, in a line. `name`: what was measured, where that is not the case as it is written."""
+    """The result in one line. `name`: what was measured, where that is not the case as it is written."""
     name = name or result.case
     ratios = {entry.label: ours_by(result, entry.label) for entry in result.entries}
     parts = [f"{ratio:.2f} of {label}" for label, ratio in ratios.items() if ratio is not None]
@@ -134,7 +134,7 @@ def verdict(result: Comparison, name: str | None = None) -> str:
 
 
 def chain_verdict(chain: Chain) -> str:
-    """What the longest chain says, and how even the others are."""
+    """The result of the longest chain, and how even the others are."""
     longest = max(chain.points, key=lambda point: point.blocks)
     text = verdict(longest.found, f"{chain.name}, {count(longest.blocks, 'block')}")
     uneven = "" if chain.unevenness is None else f"; from {LONG} blocks on, times of a block differ by {chain.unevenness:.0%}"

@@ -1,4 +1,4 @@
-"""In which state of the machine a turn was measured.
+"""Tells states of the machine in which turns were measured.
 
 Cores that share a cache can become cores that do not while a benchmark runs: hosts of virtual machines move their CPUs. It changes what
 cores read of each other and what all of them read of memory, and medians over such turns are of two machines. So what a byte of another
@@ -19,11 +19,11 @@ from aspen_mp.workers import _kernels
 APART = 2.5
 """States differ by this factor at least: in one state what is measured varies by less."""
 RARE = 0.1
-"""Of all that is measured: so many values at either end may be anything."""
+"""The share of all measurements at either end that may be anything."""
 LEAST = 1e-3
 """Nanoseconds a byte: what is less is as good as nothing."""
 PASSES = 24
-"""Of a measurement, some milliseconds."""
+"""Passes of a measurement, some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class State:
 
 
 def probe(cores: Sequence[int]) -> float:
-    """What a byte takes longer now that another of these cores has written, nanoseconds: from each core to the next, the middle of them. 0
+    """The extra time of a byte now that another of these cores has written, nanoseconds: from each core to the next, the middle of them. 0
     where there is but one."""
     if len(cores) < 2:
         return 0.0

@@ -13,7 +13,7 @@ ONE = f"{OURS}, 1 core"
 
 
 def case_of(layers: int, height: int, width: int, channels: int) -> Case:
-    """The network: `layers` 3×3 convolutions of `channels` to `channels` on an image of so many pixels."""
+    """The network: `layers` 3×3 convolutions of `channels` to `channels` on an image of `height` × `width` pixels."""
     return Case("aspen32", options={"layers": layers, "image": (height, width), "channels": channels})
 
 
@@ -26,7 +26,7 @@ def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: 
 
 
 def verdict(result: Comparison) -> str:
-    """What it says, in a line."""
+    """The result in one line."""
     if not result.entries:
         return f"{result.case}: nothing was measured"
     first = result.entries[0]

@@ -1,8 +1,8 @@
 """How many tiles should a layer have? `aspen-mp bench tiles`.
 
-Every layer is cut into about the same number of tiles (`Experiment.tiles`), for several numbers, beside the planner's own choice, which
-differs from layer to layer. Few tiles leave workers idle at the end of each layer, many cost scheduling and reread weights: the curve has
-a best point between.
+Every layer is cut into about the same number of tiles (`Experiment.tiles`), for several numbers. Beside it runs the planner's own choice,
+which differs from layer to layer. Few tiles leave workers idle at the end of each layer, many cost scheduling and reread weights: the curve
+has a best point between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def best(result: Comparison) -> Entry | None:
 
 
 def verdict(result: Comparison) -> str:
-    """What it says, in a line. Below 1 the planner's choice beats every fixed number."""
+    """The result in one line. Below 1 the planner's choice beats every fixed number."""
     found = best(result)
     if found is None:
         return f"{result.case}: nothing was measured"

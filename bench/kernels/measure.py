@@ -19,13 +19,13 @@ from .shapes import KernelCall, Operand
 
 Array = npt.NDArray[Any]
 EVICT_BYTES = 96 << 20
-"""Where a processor cannot be told to put data out of its caches, so much is read instead."""
+"""Bytes that are read instead where a processor cannot be told to put data out of its caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Nanoseconds of a whole call on one core: `warm` with everything as near as it fits, `cold` with its weights in memory only (None: it
-    has none), each the median of the rounds; `best`: the shortest warm round."""
+    """Nanoseconds of a whole call on one core. `warm`: with everything as near as it fits. `cold`: with its weights in memory only (None:
+    it has none). Each is the median of the rounds. `best`: the shortest warm round."""
 
     call: KernelCall
     isa: str
@@ -97,7 +97,7 @@ def evictor() -> Callable[[Sequence[Array]], None]:
 def _memory(a: Array) -> Array:
     """The bytes that an array of `_array` lies in."""
     whole: Any = a
-    while getattr(whole, "base", None) is not None:  # also through what is no array: views with strides of their own
+    while getattr(whole, "base", None) is not None:  # also through objects other than arrays: views with strides of their own
         whole = whole.base
     return np.asarray(whole).view(np.uint8)
 

@@ -1,4 +1,4 @@
-"""What `aspen-mp bench kernels` shows: a JSON document and tables."""
+"""Output of `aspen-mp bench kernels`: a JSON document and tables."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     3 CONV f32:1x64x56x56/200704,1,3584,64 f32:1x64x56x56/200704,1,3584,64 w:1x2x576x32/36864,18432,32,1 w:64/1 tile=1x32x14x56
       flops=231211008 bytes=1753344 params=1,3,3,1,1,1,1,1,1,10,0,0,0,0,0,0 name=layer1.0.conv2/Conv                     (all one line)
 
-Times it is called, kernel, output, inputs (type, dims, strides in elements; `w` for float32 weights, `-` for an absent one), the largest
-tile's sides, work of the whole call, parameters as in `workers/kernels/kernel.h`, and the first node that makes it. Nothing in a line
-depends on the kind of kernel, so a new family needs nothing here. `aspen-mp bench shapes` writes the files from the zoo's plans.
+A line has the times it is called, kernel, output, and inputs: type, dims, strides in elements; `w` for float32 weights, `-` for none. Then
+come the largest tile's sides, work of the whole call, parameters as in `workers/kernels/kernel.h`, and the first node that makes it.
+Nothing in a line depends on the kind of kernel, so a new family needs nothing here. `aspen-mp bench shapes` writes the files from the zoo's
+plans.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from aspen_mp.shm.tables import KERNEL_BY_CODE, NUMPY_BY_CODE, SPACES
 
 FOLDER = Path(__file__).parent.parent / "shapes"
 WORKERS = 2
-"""Tiles are those of a plan for so many workers."""
+"""Workers of the plan that tiles are of."""
 _NO_KERNEL = frozenset({"JOIN", "END", "OPAQUE"})
 _SHORT = {"float32": "f32", "float64": "f64", "float16": "f16"}
 _LONG = {short: name for name, short in _SHORT.items()}

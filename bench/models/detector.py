@@ -1,5 +1,5 @@
-"""A text detector for pictures of any size, as OCR pipelines run in front of their recogniser: a MobileNetV3 (arXiv:1905.02244), a feature
-pyramid, and the map of differentiable binarisation (arXiv:1911.08947)."""
+"""A text detector for pictures of any size, as OCR pipelines run in front of their recogniser. It has a MobileNetV3 (arXiv:1905.02244), a
+feature pyramid, and the map of differentiable binarisation (arXiv:1911.08947)."""
 
 from __future__ import annotations
 

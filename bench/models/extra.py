@@ -98,7 +98,7 @@ def gate(net: VisionNet, x: Map, name: str, squeezed: int) -> Map:
 
 
 def silu(net: VisionNet, x: Map) -> Map:
-    """As PyTorch's exporter writes it."""
+    """The activation as PyTorch's exporter writes it."""
     return replace(x, tensor=net.op("Mul", x.tensor, net.op("Sigmoid", x.tensor)))
 
 

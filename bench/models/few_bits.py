@@ -14,9 +14,9 @@ _MOST = 7
 
 
 def in_int4(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, rewritten in place: constant matrices that MatMul has on its right become DequantizeLinear of i4, with a scale (f32) for
-    each column and 32 terms. onnxruntime makes its MatMulNBits of the two. A table of tokens stays as it is where rows of it are looked up;
-    the product with it has a copy in 4 bits."""
+    """The model, rewritten in place. Constant matrices on the right of MatMul become DequantizeLinear of i4, with a scale (f32) for each
+    column and 32 terms. onnxruntime makes its MatMulNBits of the two. A table of tokens stays as it is where rows of it are looked up; the
+    product with it has a copy in 4 bits."""
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     turned = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Transpose" and n.input[0] in weights}

@@ -30,11 +30,11 @@ def llama(
     """Input input_ids (int64 [batch, seq]); output logits [batch, seq, vocab].
 
     `cache`: a step of decoding. Further inputs are attention_mask (int64 [batch, total], 0 for tokens that nobody looks at) and, for each
-    layer i, past_key_values.i.key and .value (f32 [batch, kv_heads, past, head]); further outputs present.i.key and .value (f32 [batch,
+    layer i, past_key_values.i.key and .value (f32 [batch, kv_heads, past, head]). Further outputs are present.i.key and .value (f32 [batch,
     kv_heads, total, head]), the same with the new tokens behind them: total = past + seq. `past`: how many tokens have gone before, left
     open where seq is.
-    `ops`: "spelled" (RMSNorm, rotary embedding, repeated key heads and attention as the PyTorch exporter writes them out) or "op"
-    (RMSNormalization, RotaryEmbedding and Attention of opset 23, which `opset` then has to be).
+    `ops`: "spelled" or "op". With "spelled", RMSNorm, rotary embedding, repeated key heads and attention are as the PyTorch exporter writes
+    them out. With "op" they are RMSNormalization, RotaryEmbedding and Attention of opset 23, which `opset` then has to be.
     """
     if ops not in SPELLINGS:
         raise ValueError(f"ops={ops!r}: one of {', '.join(SPELLINGS)}")
@@ -45,7 +45,7 @@ def llama(
     if past < 0 or (past and not cache):
         raise ValueError(f"{name}: past={past}: must be 0" + (" or more" if cache else " without cache=True"))
     if heads % kv_heads:
-        raise ValueError(f"{name}: heads={heads} is no multiple of kv_heads={kv_heads}")
+        raise ValueError(f"{name}: heads={heads} is not a multiple of kv_heads={kv_heads}")
     net = LlamaNet(name, options, weights, hidden=hidden, heads=heads, eps=1e-5)
     net.kv_heads, net.fused = kv_heads, ops == "op"
     ids = net.tokens("input_ids", "tokens", vocab)
@@ -83,7 +83,7 @@ class LlamaNet(TextNet):
 
     @property
     def total(self) -> Dim:
-        """Tokens that there are keys of."""
+        """Tokens with keys: old and new ones."""
         if self.past is None:
             return self.options.seq
         return self.past + self.options.seq if isinstance(self.past, int) and isinstance(self.options.seq, int) else TOTAL

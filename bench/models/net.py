@@ -1,8 +1,8 @@
-"""What every builder of the zoo writes its graph with: parameters, nodes, inputs and outputs of one `onnx.ModelProto`.
+"""The writer of graphs for every builder of the zoo: parameters, nodes, inputs and outputs of one `onnx.ModelProto`.
 
-A network is written straight into the protobuf: parameters are drawn into one scratch buffer and copied once, because
+A network is written straight into the protobuf. Parameters are drawn into one scratch buffer and copied once, because
 `onnx.helper.make_graph` would copy BERT-large's 1.3 GB again. Every parameter has a random stream of its own, derived from the seed and the
-parameter's name, so that a network keeps its weights when options change how the same arithmetic is written (folded BatchNorm, decomposed
+parameter's name. So a network keeps its weights when options change how the same arithmetic is written (folded BatchNorm, decomposed
 LayerNorm …).
 """
 

@@ -15,7 +15,7 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 
 def in_int8(model: onnx.ModelProto, feeds: Feeds | None) -> onnx.ModelProto:
     """The model with weights of i8, a scale for each channel, and activations of u8 between QuantizeLinear and DequantizeLinear, whose
-    scales `feeds` tell; without feeds (None), with DynamicQuantizeLinear. The tools' own preparation comes first. ValueError without
+    scales `feeds` tell. Without feeds (None) it has DynamicQuantizeLinear. The tools' own preparation comes first. ValueError without
     onnxruntime."""
     try:
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static

@@ -30,8 +30,8 @@ def sppf(name: str, options: ImageOptions, weights: Weights, *, channels: int = 
 
 
 def poolformer(name: str, options: ImageOptions, weights: Weights, *, layers: int = 12, channels: int = 96) -> onnx.ModelProto:
-    """Token mixers of PoolFormer (arXiv:2111.11418) without what mixes channels: `layers` times an average of 3×3 less the image itself,
-    scaled by channel and added to it."""
+    """Token mixers of PoolFormer (arXiv:2111.11418) without the layers that mix channels. Each of `layers` is an average of 3×3 less the
+    image itself, scaled by channel and added to it."""
     net = VisionNet(name, options, weights)
     x = net.image(channels=channels)
     for layer in range(layers):
@@ -42,8 +42,8 @@ def poolformer(name: str, options: ImageOptions, weights: Weights, *, layers: in
 
 
 def inception_pools(name: str, options: ImageOptions, weights: Weights, *, channels: int = 256) -> onnx.ModelProto:
-    """Branches of Inception v3 that pool, a block of each grid: an average of 3×3 beside what it comes from, twice as many channels; a
-    maximum of 3×3 leads to the next grid."""
+    """Branches of Inception v3 that pool, a block of each grid. An average of 3×3 stands beside its input, which gives twice as many
+    channels. A maximum of 3×3 leads to the next grid."""
     net = VisionNet(name, options, weights)
     x = net.image(channels=channels)
     for grid in range(3):

@@ -1,6 +1,6 @@
 """Layers of transformers on top of `Net`: embeddings, LayerNormalization, GELU, attention, each as exporters write it.
 
-Linear layers of encoders are MatMul (weight as [inputs, outputs]) + Add; shapes that depend on symbolic dimensions are read with Shape and
+Linear layers of encoders are MatMul (weight as [inputs, outputs]) + Add. Shapes that depend on symbolic dimensions are read with Shape and
 Gather, as PyTorch's exporter does, and are constants otherwise.
 """
 
@@ -54,7 +54,7 @@ class TextNet(Net):
     def __init__(self, name: str, options: TextOptions, weights: Weights, *, hidden: int, heads: int, eps: float) -> None:
         super().__init__(name, opset=options.opset, weights=weights)
         if hidden % heads:
-            raise ValueError(f"{name}: hidden={hidden} is no multiple of heads={heads}")
+            raise ValueError(f"{name}: hidden={hidden} is not a multiple of heads={heads}")
         self.options = options
         self.hidden = hidden
         self.heads = heads

@@ -1,7 +1,7 @@
 """Layers of image networks on top of `Net`: feature maps with known size, convolution with or without BatchNorm, pooling, classifier.
 
-Values keep E[x²] near 1 at the input of every convolution: weights without BatchNorm have variance 2 / fan-in (He), weights before
-BatchNorm have variance `PRE_BN` / fan-in and the running variance says so, gamma restores the scale. Activations and outputs so stay of
+Values keep E[x²] near 1 at the input of every convolution. Weights without BatchNorm have variance 2 / fan-in (He). Weights before
+BatchNorm have variance `PRE_BN` / fan-in and the running variance says so; gamma restores the scale. Activations and outputs so stay of
 order one.
 """
 
@@ -222,8 +222,8 @@ class VisionNet(Net):
         return replace(x, height=h, width=w)
 
     def adaptive_avg_pool(self, x: Map, size: int) -> Map:
-        """Average pooling to size × size. A map that is smaller already stays as it is; one that is no multiple cannot be exported to
-        ONNX."""
+        """Average pooling to size × size. A map that is smaller already stays as it is; one whose sides are not a multiple cannot be
+        exported to ONNX."""
         if x.height < size or x.width < size:
             return x
         kh, kw = x.height // size, x.width // size

@@ -108,11 +108,11 @@ def build(
     `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and
     "sequence" (and those of a cache, "past" and "total"). `seed`: of the random weights; the same seed and parameter name give the same
     values, whatever the other options. `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32";
-    "f16": weights and everything between inputs and outputs in half precision; "int8", "int8_dynamic": quantised by onnxruntime's tools,
-    for these sizes (`quantized.in_int8`); "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of
-    `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own, such as
-    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `order` of phases, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2,
-    `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
+    "f16": weights and everything between inputs and outputs in half precision. "int8", "int8_dynamic": quantised by onnxruntime's tools,
+    for these sizes (`quantized.in_int8`). "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of
+    `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own. Those are
+    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `order` of phases, `aux` of inception_v3 and `decode` of yolov3. Others are
+    `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take, or quantised without
     onnxruntime.
@@ -131,7 +131,7 @@ def build(
 
 
 def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, dtype: str = "f32", **options: Any) -> onnx.ModelProto:
-    """What `build` returns, without the parameters' values: quick, for signatures and counts only, which `dtype` does not change."""
+    """The model of `build` without the parameters' values: quick, for signatures and counts only, which `dtype` does not change."""
     return _build(name, NoWeights(), batch=batch, seq=seq, symbolic=symbolic, **options)
 
 
@@ -162,8 +162,8 @@ def inputs(model: str | onnx.ModelProto, *, seed: int = 0, batch: int = 1, seq: 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a network is: `parameters` are trainable ones, `macs` multiply-accumulates of convolutions and matrix products (None where a
-    dimension is symbolic), `inputs` and `outputs` are (name, shape, dtype)."""
+    """A description of a network. `parameters`: trainable ones. `macs`: multiply-accumulates of convolutions and matrix products (None
+    where a dimension is symbolic). `inputs`, `outputs`: (name, shape, dtype)."""
 
     name: str
     parameters: int

@@ -1,5 +1,5 @@
-"""What is measured: a network of the zoo with its sizes, written `resnet50`, `resnet50@batch=8`, `bert_base@seq=480,norm=decomposed`, and
-in which precision, `resnet50@precision=bf16`."""
+"""A case: a network of the zoo with its sizes, written `resnet50`, `resnet50@batch=8`, `bert_base@seq=480,norm=decomposed`, and its
+precision, `resnet50@precision=bf16`."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class Loaded:
-    """An engine with a model: `run` computes all outputs of the inputs it was given, in the model's order; `serve` of other inputs, of any
-    shapes that the model takes. What `serve` returned can be given to the next call, and is not to be looked at after that."""
+    """An engine with a model. `run` computes all outputs of the inputs it was given, in the model's order. `serve` does so for other
+    inputs, of any shapes that the model takes. The results of `serve` can be given to the next call, and are not to be looked at after
+    that."""
 
     run: Callable[[], list[Array]]
     settings: str
@@ -58,9 +59,9 @@ def load_aspen(
     cache: str | None = None,
     precision: Precision = "f32",
 ) -> Loaded:
-    """`planning`: fields of `planner.job.options.Experiment`; `order`: of the queues, as in `config.Experiment`; `replan`: whether plans
-    are made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core,
-    and a run is one request on each of them at the same time; `ongoing`: cores that have ended theirs go on with further ones (`Streams`);
+    """`planning`: fields of `planner.job.options.Experiment`. `order`: of the queues, as in `config.Experiment`. `replan`: whether plans
+    are made again for cores that have changed, which would go on while others are measured. `apart`: a runtime a core, and a run is one
+    request on each of them at the same time. `ongoing`: cores that have ended theirs go on with further ones (`Streams`).
     `cache`: a folder for plans, instead of the user's; `precision`: as of `Runtime.load`."""
     if cache is not None:
         os.environ["ASPEN_MP_CACHE"] = cache
@@ -141,7 +142,7 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], sp
 
 
 MEMORY_BYTES = 512 << 20
-"""What is read for each core in a run of `MEMORY`, …"""
+"""Bytes that are read for each core in a run of `MEMORY`, …"""
 MEMORY_PIECE = 16 << 20
 """… and in one piece by whichever core is free: those that are slower read less of it."""
 
@@ -161,7 +162,7 @@ def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int], preci
     }
     compiled = openvino.Core().compile_model(path, "CPU", config)
     request = compiled.create_infer_request()
-    both = itertools.cycle([request, compiled.create_infer_request()])  # outputs are no copies: those of one are inputs of the other
+    both = itertools.cycle([request, compiled.create_infer_request()])  # outputs are not copies: those of one are inputs of the other
     count = len(compiled.outputs)
 
     def infer(request: Any, inputs: Mapping[str, Array]) -> list[Array]:
@@ -219,7 +220,7 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
 
 
 def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
-    """No runtime and no network: in a run all cores read at the same time, each from a buffer of its own, `MEMORY_BYTES` for each core in
+    """No runtime and no network. In a run all cores read at the same time, each from a buffer of its own, `MEMORY_BYTES` for each core in
     all. All buffers together are at least as large, which no cache holds; few cores have larger ones and read them less often."""
     from aspen_mp.tools import core_limits
     from aspen_mp.workers import _kernels
@@ -278,5 +279,5 @@ ENGINES = {
 }
 
 MEMORY = Engine("memory", "aspen_mp", "aspen-mp", load_memory)
-"""What figures measure beside the runtimes where memory may be what limits them."""
+"""Figures measure this beside the runtimes where memory may be their limit."""
 LOADERS = {**ENGINES, MEMORY.name: MEMORY}

@@ -16,7 +16,7 @@ import psutil
 
 from aspen_mp.control.wire import python
 
-QUIET_S = 0.005  # an engine rests when it used no CPU time for so long
+QUIET_S = 0.005  # an engine rests when it used no CPU time for this long
 REST_LIMIT_S = 2.0
 CLOSE_S = 30.0
 
@@ -87,7 +87,7 @@ class EngineProcess:
             before = now
 
     def cpu_seconds(self, *, precise: bool = False) -> float:
-        """CPU time of the engine's processes so far, and of those that have ended; `precise`: of those that are there alone, in nanoseconds
+        """CPU time of the engine's processes so far, and of those that have ended. `precise`: only of those that are there, in nanoseconds
         per thread where the kernel has it, else in clock ticks."""
         total = 0.0
         for process in self._family():
@@ -114,7 +114,7 @@ class EngineProcess:
         self.requests.flush()
 
     def reply(self) -> dict[str, Any]:
-        """What the process says next. SeatError where it has failed or ended."""
+        """The next message of the process. SeatError where it has failed or ended."""
         line = self.replies.readline()
         if not line:
             raise SeatError(f"{self.engine}: its process ended unexpectedly (status {self.process.wait()})")

@@ -1,4 +1,4 @@
-"""What the comparison says: the result and a table of it."""
+"""The comparison's result and a table of it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OURS = "aspen-mp"
 
 
 class Labelled(Protocol):
-    """What rounds are called by."""
+    """The label of rounds."""
 
     @property
     def label(self) -> str: ...
@@ -199,7 +199,7 @@ def result(seat: Seat, turns: Sequence[Turn]) -> EngineResult:
 
 
 def shares(turns: Sequence[Turn], threads: int) -> dict[str, float] | None:
-    """How an engine that counts says it spent its cores' time during the runs, as shares: `kernels`, `scheduling`, and `idle`, the rest
+    """How an engine that counts spent its cores' time during the runs, as shares. They are `kernels`, `scheduling`, and `idle`, the rest
     (looking for work, the client's copying in and out). `overhead`: scheduling's share of these two. `tiles`, `steals`: a run."""
     if not turns[0].counters:
         return None

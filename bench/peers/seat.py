@@ -24,8 +24,8 @@ __all__ = ["Seat", "SeatError", "Turn"]
 
 @dataclass(slots=True)
 class Turn:
-    """Seconds of each run of one turn, how busy the cores were with anything else meanwhile (in cores), and by how much the engine's own
-    counters rose in these runs. `probes`: what was measured of the machine before it and after."""
+    """Seconds of each run of one turn, load of the cores by anything else meanwhile (in cores), and the rise of the engine's own counters.
+    `probes`: what was measured of the machine before it and after."""
 
     seconds: list[float]
     foreign: float = 0.0
@@ -66,8 +66,8 @@ class Seat(EngineProcess):
         return float(self.reply()["seconds"])
 
     def step(self, prompt: Path | None = None) -> tuple[float, int]:
-        """Runs a decoder once, on a prompt (an .npz file) or on what it has chosen and the cache that it has left; seconds, and the token
-        that it chooses now (the largest logit of the last place)."""
+        """Runs a decoder once, on a prompt (an .npz file) or on its last token and cache. Returns seconds, and the token that it chooses
+        now (the largest logit of the last place)."""
         self.ask(step=None if prompt is None else str(prompt))
         reply = self.reply()
         return float(reply["seconds"]), int(reply["token"])
@@ -79,8 +79,8 @@ def read(file: str) -> dict[str, Array]:
 
 
 class Stream:
-    """Runs on ever new inputs, and what the last one of them left: a decoder's inputs are tokens, a mask and a cache, its outputs logits
-    and the cache."""
+    """Runs on ever new inputs, and the outputs of the last one. A decoder's inputs are tokens, a mask and a cache, its outputs logits and
+    the cache."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._serve = loaded.serve
@@ -111,7 +111,7 @@ class Stream:
 def child(
     engine: str, model: str, feeds: str, outputs: str, cores: list[int], options: Mapping[str, Any], requests: IO[str], replies: IO[str]
 ) -> None:
-    """What the engine's process does until the request pipe closes."""
+    """Runs the engine's process until the request pipe closes."""
 
     def reply(**message: Any) -> None:
         replies.write(json.dumps(message) + "\n")

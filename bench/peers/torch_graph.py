@@ -1,8 +1,8 @@
 """An ONNX graph as a `torch.fx.GraphModule`: PyTorch's own operators in the order of the file, for comparison with eager PyTorch and
 `torch.compile`.
 
-Graphs of static shapes only. What is known before a run (shapes, constants and whatever follows from them) is computed once, here;
-everything else becomes one call of a PyTorch function, so that the compiler sees the graph that PyTorch's exporter had written.
+Graphs of static shapes only. Values that are known before a run (shapes, constants and whatever follows from them) are computed once, here.
+Everything else becomes one call of a PyTorch function, so that the compiler sees the graph that PyTorch's exporter had written.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from aspen_mp.ray import Predictor
 
 
 class Ours:
-    """On the runtime of the node."""
+    """A model on the runtime of the node."""
 
     def __init__(self, model: str, cores: list[int]) -> None:
         self._predictor = Predictor(model, workers=len(cores), runtime_options={"cores": cores})

@@ -82,7 +82,7 @@ def _start(engine: str, count: int, model: str, cores: Sequence[int]) -> list[An
 
 
 def _memory(engine: str, actors: Sequence[Any], batch: Any, workers: int) -> ActorsFound:
-    """After each actor has run the model."""
+    """Measures memory after each actor has run the model."""
     import ray
 
     ray.get([actor.run.remote(batch) for actor in actors])

@@ -1,4 +1,4 @@
-"""What `bench ray` has found."""
+"""The result of `bench ray`."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Watch:
         self._begin = begin
 
     def load(self) -> Load:
-        """What the machine did before the run and during it."""
+        """The load of the machine before the run and during it."""
         wall = time.monotonic() - self._begin
         stolen = sum(after - before for before, after in zip(self._times[1], _times(self._cores)[1], strict=True))
         return Load(others=self._others, stolen=stolen / (wall * len(self._times[1])), average=self._average)
@@ -176,7 +176,7 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where it fails."""
+    """The output of git; None where it fails."""
     try:
         return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -49,7 +49,7 @@ def times(result: PeersResult, file: Path) -> None:
 
 
 def draw(item: Published) -> Draw | None:
-    """What draws a record; None where a table says more than a picture."""
+    """The picture of a record; None where a table says more."""
     result = item.record.result
     drawers: dict[str, Draw] = {
         "peers": lambda file: times(result, file),

@@ -22,7 +22,7 @@ INTRODUCTION = (
     "as it is, with quiet threads that do not spin, and with one pool of threads for all sessions. OpenVINO has a compiled model for each "
     "network, with one stream on all cores, or with a stream for each core. Neither knows deadlines or, on CPUs, priorities."
 )
-"""What stands above the tables."""
+"""The text above the tables."""
 ENGINES = {
     "onnxruntime": "ONNX Runtime",
     "onnxruntime-quiet": "ONNX Runtime, quiet threads",
@@ -34,7 +34,7 @@ ENGINES = {
 
 
 def engine(label: str) -> str:
-    """As people would say it."""
+    """The name that people would say."""
     return ENGINES.get(label, label)
 
 

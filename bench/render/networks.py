@@ -53,7 +53,7 @@ class Comparison:
 
 
 def name(case: str) -> str:
-    """`bert_base@seq=128` as people would say it. What stands behind a comma and a space stays."""
+    """`bert_base@seq=128` as people would say it. Text behind a comma and a space stays."""
     case, *more = case.split(", ", 1)
     network, _, options = case.partition("@")
     sizes = {"seq": "{} tokens", "batch": "batch {}", "dtype": "{}", "precision": "{}", "image": "{} pixels"}

@@ -23,7 +23,7 @@ STACK_TABLE = (
     "Their share of the time is of a plan in which every layer runs by itself. Stacks are groups of layers that run depth first, "
     "and their share is of the plan that a runtime makes. Both shares are predicted for one core."
 )
-"""What stands above the table of layers."""
+"""The text above the table of layers."""
 HOW = """\
 - All engines of a table run in one command, on the same cores, with the same number of pinned threads.
 - They compute in float32, unless a row says otherwise.

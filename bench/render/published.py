@@ -57,7 +57,7 @@ RESULTS: dict[str, Any] = {
     "agreement": list[errors.Row],
     "prediction": list[prediction.Row],
 }
-"""What each benchmark records."""
+"""The type of each benchmark's record."""
 
 
 @dataclass(frozen=True, slots=True)

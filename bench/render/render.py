@@ -16,7 +16,7 @@ SCHEMAS = Path("docs/reference/schemas/bench")
 
 
 def texts(root: Path) -> dict[Path, str]:
-    """What each generated text file below the repository's root should hold. ValueError: a record or a page is not as it should be."""
+    """The content of each generated text file below the repository's root. ValueError: a record or a page is not as it should be."""
     records = published.read(root / RESULTS)
     found = {DOCS / f"{name}.md": text for name, text in pages.all_pages(records, root / RESULTS / "reasons.json").items()}
     found |= {SCHEMAS / name: text for name, text in published.schemas().items()}

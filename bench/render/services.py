@@ -16,7 +16,7 @@ INTRODUCTION = (
     "onnxruntime` are servers of their own, with sessions of the same options. Of each server the table shows the number of processes "
     "with the most answers. The record has all."
 )
-"""What stands above the tables."""
+"""The text above the tables."""
 MIB = 1 << 20
 
 

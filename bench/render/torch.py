@@ -13,7 +13,7 @@ INTRODUCTION = (
     "`torch.compile(module)`, and frozen means that inductor may fold and pack weights. The results of all engines are compared with the "
     "same module in float64. `aspen-mp-ahead` is a module that `aspen_mp.torch.compile_ahead` has written to a file."
 )
-"""What stands above the tables."""
+"""The text above the tables."""
 
 
 def torch(item: Published) -> str:

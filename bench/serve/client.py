@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client sends. `shared`: what lies in memory that it shares with the server, of `shared_bytes`; empty: it shares none."""
+    """A client's request. `shared`: what lies in memory that it shares with the server, of `shared_bytes`; empty: it shares none."""
 
     sent: bytes
     shared: bytes = b""
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(slots=True)
 class Done:
-    """What became of a `Job`: latencies in seconds, from the moment at which a request was to begin; errors; the moment of the last end."""
+    """The outcome of a `Job`: latencies in seconds, from the moment at which a request was to begin; errors; the moment of the last end."""
 
     latencies_s: list[float]
     failed: list[str]
@@ -106,7 +106,7 @@ def _share(address: str, request: Request) -> None:
 
 
 class _Connection:
-    """A connection, and what is on it: what is still to be sent, what has come of the answer, how many bytes of it are missing."""
+    """A connection: the bytes that are still to be sent, those that have come of the answer, and how many of it are missing."""
 
     def __init__(self, address: str) -> None:
         if address.startswith("/"):
@@ -166,7 +166,7 @@ class Load:
         self._done = Done([], [], job.start)
 
     def run(self) -> Done:
-        """Until the last answer is there."""
+        """Runs until the last answer is there."""
         job, connections = self._job, len(self._idle)
         while (now := time.monotonic()) < job.start:
             self._selector.select(job.start - now)

@@ -24,7 +24,7 @@ from aspen_mp.bench.serve.servers import Caller
 
 _START_S = 0.05
 _SLICES = 4
-"""Of a round, in which a server and `Model.run` take turns: seconds later the machine may be faster or slower."""
+"""Slices of a round, in which a server and `Model.run` take turns: seconds later the machine may be faster or slower."""
 
 
 def measure(
@@ -48,7 +48,7 @@ def measure(
         transports: Some of `requests.TRANSPORTS`.
         loads: Connections, and requests a second of all of them, None: as fast as answers come.
         front_ends: Processes that answer for the runtime.
-        sessions: For each number a server of each kind with so many processes, each with a session of onnxruntime. Empty: without
+        sessions: For each number a server of each kind with that number of processes, each with a session of onnxruntime. Empty: without
             onnxruntime.
         seconds: Length of each setting in each round.
         rounds: How often all settings are measured.
@@ -104,7 +104,7 @@ def measure(
 
 
 def _turn(served: Served, caller: Caller, seconds: float, alone: Callable[[float], list[float]] | None = None) -> None:
-    """A round of a setting. `alone`: measures `Model.run` for so many seconds; it takes turns with the setting."""
+    """A round of a setting. `alone`: measures `Model.run` for the seconds that it is told; it takes turns with the setting."""
     own, slices = served.setting, 1 if alone is None else _SLICES
     latencies_s: list[float] = []
     direct_s: list[float] = []

@@ -123,7 +123,7 @@ class BentoML(PeerServer):
         return command, environment, {"http": f"127.0.0.1:{port}"}
 
     def request(self, transport: str, feeds: Arrays, results: Arrays) -> Request:
-        """As of `Server`."""
+        """Makes the request of `Server.request`."""
         return Request(requests.post("/infer", "Content-Type: application/octet-stream", requests.packed(feeds.values())))
 
     def _answer(self, transport: str, body: bytes, expected: Arrays) -> list[npt.NDArray[Any]]:
@@ -150,7 +150,7 @@ class MLServer(PeerServer):
         return python.command("mlserver.cli", "start", str(folder)), {}, at
 
     def request(self, transport: str, feeds: Arrays, results: Arrays) -> Request:
-        """As of `Server`."""
+        """Makes the request of `Server.request`."""
         if transport != "http":
             return super().request(transport, feeds, results)
         tensors = [

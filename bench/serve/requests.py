@@ -15,8 +15,8 @@ import numpy.typing as npt
 from aspen_mp.bench.serve.client import REGION, Request
 
 TRANSPORTS: Final = ("http", "unix", "memory", "json", "grpc")
-"""HTTP with tensors as bytes; the same over a Unix socket; a Unix socket, and tensors in memory that both ends share; HTTP with tensors as
-JSON; gRPC with raw contents."""
+"""HTTP with tensors as bytes; the same over a Unix socket; a Unix socket, and tensors in memory that both ends share. Then HTTP with
+tensors as JSON, and gRPC with raw contents."""
 MODEL: Final = "model"
 INFER: Final = f"/v2/models/{MODEL}/infer"
 JSON: Final = "Content-Type: application/json"
@@ -25,7 +25,7 @@ SETTINGS: Final = "ASPEN_MP_BENCH_SERVE"
 
 
 def request(transport: str, feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
-    """What a client sends: a request of HTTP with its headers, or the message of a call of gRPC. `results`: arrays like those it gets."""
+    """A client's request: of HTTP with its headers, or the message of a call of gRPC. `results`: arrays like those it gets."""
     if transport == "grpc":
         return Request(_message(feeds))
     if transport == "memory":
@@ -94,7 +94,7 @@ def packed(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[npt.NDArray[Any]]:
-    """What `packed` has packed."""
+    """The arrays that `packed` has packed."""
     file, found = io.BytesIO(data), []
     while file.tell() < len(data):
         found.append(np.load(file, allow_pickle=False))

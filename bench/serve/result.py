@@ -1,4 +1,4 @@
-"""What `bench serve` has found."""
+"""The result of `bench serve`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SATURATED = 4
 
 
 def percentile(latencies_s: list[float], part: float) -> float:
-    """In milliseconds; 0.0 without any."""
+    """A percentile in milliseconds; 0.0 without any."""
     found = sorted(latencies_s)
     return 1e3 * found[min(len(found) - 1, int(part * len(found)))] if found else 0.0
 
@@ -65,7 +65,7 @@ class ServeResult:
     map_per_s: list[float] = field(default_factory=list)
 
     def added_ms(self, served: Served) -> float | None:
-        """What the server adds to a request: the median latency of one client less that of `Model.run`; the median of rounds."""
+        """The time that the server adds to a request: the median latency of one client less that of `Model.run`; the median of rounds."""
         if not served.setting.is_one_of_ours:
             return None
         return median(a - b for a, b in zip(served.p50_ms, served.direct_ms, strict=True))
@@ -88,7 +88,7 @@ class ServeResult:
         ]
 
     def best_peer(self, served: Served) -> Served | None:
-        """Of the other engines under the same load the one with the highest throughput."""
+        """The other engine with the highest throughput under the same load."""
         return max(self.peers(served), key=lambda each: median(each.per_s), default=None)
 
     def beside(self, served: Served) -> tuple[float, float] | None:

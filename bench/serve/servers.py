@@ -50,7 +50,7 @@ class Server:
         cast("IO[bytes]", self._process.stdout).close()
 
     def request(self, transport: str, feeds: Mapping[str, npt.NDArray[Any]], results: Mapping[str, npt.NDArray[Any]]) -> Request:
-        """What a client sends to it. As `requests.request`."""
+        """A client's request to it. As `requests.request`."""
         return requests.request(transport, feeds, results)
 
 
@@ -121,7 +121,7 @@ class Caller(Child):
         self.tell((transport, address, request))
 
     def run(self, job: Job) -> Done:
-        """What became of a job. AspenError where the server refuses connections or ends them."""
+        """The outcome of a job. AspenError where the server refuses connections or ends them."""
         self.tell(job)
         found: Done = self.hear()
         return found

@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, kw_only=True):
 
 
 class Session:
-    """What a front end finds on its shelf: a version of the model, with a lease that costs nothing."""
+    """A front end's entry on its shelf: a version of the model, with a lease that costs nothing."""
 
     def __init__(self, path: str, cores: list[int]) -> None:
         from aspen_mp.shm.values import dtype_by_name
@@ -60,15 +60,15 @@ class Session:
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Session]:
-        """As of `serving.shelf.Shelved`."""
+        """Leases as `serving.shelf.Shelved` does."""
         yield self
 
     def rooms(self) -> Rooms:
-        """As of `serving.shelf.Shelved`; a session has no memory for inputs."""
+        """Gives `NOWHERE`; a session has no memory for inputs."""
         return NOWHERE
 
     async def run(self, call: Call) -> dict[str, Any]:
-        """As of `serving.shelf.Shelved`."""
+        """Runs a call as `serving.shelf.Shelved` does."""
         names = call.outputs or self._names
         loop = asyncio.get_running_loop()
         return dict(zip(names, await loop.run_in_executor(self._pool, self._session.run, names, call.feeds), strict=True))

@@ -1,6 +1,6 @@
 """The ways to run a PyTorch module that are compared: each turns a module into something to call.
 
-Caches of what was compiled go to a folder that the parent names, so that a first process finds none and a second finds the first one's.
+Caches of compiled code go to a folder that the parent names. So a first process finds none and a second finds the first one's.
 """
 
 from __future__ import annotations

@@ -23,19 +23,19 @@ from aspen_mp.bench.torch.seat import TorchSeat
 from aspen_mp.control.wire import python
 
 if TYPE_CHECKING:
-    from aspen_mp.bench.torch.networks.network import Network, Size
+    from aspen_mp.bench.torch.networks.network import Size, TorchNetwork
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What the rounds call the network."""
+    """The case of the network in rounds."""
 
     label: str
 
 
-def measure(network: Network, size: Size, engines: Sequence[str], cores: list[int], schedule: Schedule, say: Say) -> NetworkResult:
+def measure(network: TorchNetwork, size: Size, engines: Sequence[str], cores: list[int], schedule: Schedule, say: Say) -> NetworkResult:
     """Measure a network on each of `engines`, each with a thread or a worker on each of `cores`. An engine that fails is left out."""
     failed: dict[str, str] = {}
     cold: dict[str, float] = {}

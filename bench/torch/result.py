@@ -1,4 +1,4 @@
-"""What `aspen-mp bench torch` has found. Reading it needs no PyTorch."""
+"""The result of `aspen-mp bench torch`. Reading it needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class EngineResult:
 
     @property
     def together(self) -> str:
-        """What the most processes have in units of one process's: memory, memory above the floor, calls a second. Empty without them."""
+        """The memory and calls of the most processes in units of one process's: memory, memory above the floor, calls a second. Empty
+        without them."""
         if len(self.memory) < 2 or self.memory.keys() != self.floor.keys():
             return ""
         least, most = min(self.memory), max(self.memory)

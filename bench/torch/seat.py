@@ -44,7 +44,7 @@ class TorchSeat(EngineProcess):
 
 
 def child(engine: str, network: str, size: Size, folder: Path, cores: list[int], runtime: str | None, requests: IO[str], say: Any) -> None:
-    """What the engine's process does until the request pipe closes. `say`: takes what is told to the parent."""
+    """Runs the engine's process until the request pipe closes. `say`: takes what is told to the parent."""
     warnings.simplefilter("ignore")
     logging.disable()
     engines.pin(cores)

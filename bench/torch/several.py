@@ -21,14 +21,16 @@ from aspen_mp.bench.torch.result import EngineResult
 from aspen_mp.bench.torch.seat import TorchSeat
 
 if TYPE_CHECKING:
-    from aspen_mp.bench.torch.networks.network import Network, Size
+    from aspen_mp.bench.torch.networks.network import Size, TorchNetwork
 
 Say = Callable[[str], None]
 ROUNDS: Final = 3
 _MAPPING: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) (\d+) ")
 
 
-def several(network: Network, size: Size, result: EngineResult, counts: Sequence[int], cores: list[int], seconds: float, say: Say) -> None:
+def several(
+    network: TorchNetwork, size: Size, result: EngineResult, counts: Sequence[int], cores: list[int], seconds: float, say: Say
+) -> None:
     """Fill in what a result says of several processes. `counts`: of processes; `seconds`: of each number of them in each round."""
     with _Seats(network, result.engine, size, cores, say) as seats:
         pids = []
@@ -56,7 +58,7 @@ def several(network: Network, size: Size, result: EngineResult, counts: Sequence
 class _Seats:
     """Processes of one engine with a network each. `runtime`: the runtime of aspen-mp that they share; None: each has its own."""
 
-    network: Network
+    network: TorchNetwork
     engine: str
     size: Size
     cores: list[int]
@@ -72,7 +74,7 @@ class _Seats:
         self.stack.close()
 
     def grow(self, count: int) -> None:
-        """As many more processes as are missing."""
+        """Starts the processes that are missing."""
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-torch-")))
         while len(self.taken) < count:
             self.say(f"{self.network.name}: {self.engine}, process {len(self.taken) + 1} of {count}")

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Cython shell of search.h: arrays in, schedules out, no GIL while it searches. `search.py` checks what it passes."""
+"""Cython shell of search.h: arrays in, schedules out, no GIL while it searches. `search.py` checks its arguments."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free

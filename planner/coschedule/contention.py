@@ -1,7 +1,7 @@
 """How much longer a layer group takes while others use the same memory (HaX-CoNN, section 3.3).
 
-The model has two steps. First each group is profiled alone: what it asks of the memory. Then the slowdown is looked up by two numbers, what
-the group asks for and what all others ask for. So the table is measured once for pairs of rates, and never for pairs of networks.
+The model has two steps. First each group is profiled alone: its demand of the memory. Then the slowdown is looked up by two numbers, the
+demand of the group and that of all others. So the table is measured once for pairs of rates, and never for pairs of networks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Contention:
 
     @classmethod
     def fair(cls, capacity: float) -> Contention:
-        """A memory of so many bytes per ns that gives each what it asks for, up to a fair share."""
+        """A memory of `capacity` bytes per ns that gives each its demand, up to a fair share."""
         points = capacity * np.array(POINTS)
         factor = [[x / fair_shares([x, y], capacity)[0] if x else 1.0 for y in points] for x in points]
         return cls(points, points, np.array(factor), capacity)
@@ -65,7 +65,7 @@ class Contention:
 
     @classmethod
     def of(cls, rates: Rates, capacity: float) -> Contention:
-        """What a calibration has measured, or else fair sharing, for a memory of `capacity` bytes per ns."""
+        """The measurements of a calibration, or else fair sharing, for a memory of `capacity` bytes per ns."""
         return cls.measured(rates.contended_at, rates.contention, capacity) if rates.contention else cls.fair(capacity)
 
     def slowdown(self, own: float, others: float) -> float:
@@ -77,9 +77,10 @@ class Contention:
         return float((1 - u) * ((1 - v) * f[i, j] + v * f[i, right]) + u * ((1 - v) * f[down, j] + v * f[down, right]))
 
     def slowdowns(self, wants: Sequence[float]) -> list[float]:
-        """Of groups that run at the same time and ask for `wants` bytes per ns.
+        """Slowdowns of groups that run at the same time and ask for `wants` bytes per ns.
 
-        Two are as measured. Among three or more, what the others ask for counts up to the capacity, and nobody gets more than a fair share.
+        Two are as measured. Among three or more, the demand of the others counts up to the capacity, and nobody gets more than a fair
+        share.
         """
         active = [want for want in wants if want > 0]
         if len(active) < 2:
@@ -93,7 +94,7 @@ class Contention:
 
 
 def fair_shares(wants: Sequence[float], capacity: float) -> list[float]:
-    """What each gets of a capacity by max-min fairness: what it wants, up to a share that is the same for all."""
+    """Shares of a capacity by max-min fairness: each gets its want, up to a share that is the same for all."""
     left, rest, shares = float(capacity), sorted(range(len(wants)), key=lambda k: wants[k]), [0.0] * len(wants)
     for done, k in enumerate(rest):
         shares[k] = min(float(wants[k]), left / (len(rest) - done))

@@ -1,4 +1,4 @@
-"""What becomes of a schedule: a simulation from event to event, by the equations of HaX-CoNN, section 3.4.
+"""Evaluates a schedule: a simulation from event to event, by the equations of HaX-CoNN, section 3.4.
 
 Time is divided into *contention intervals*, between any two starts or ends of groups. In each, every running group has one slowdown. A
 group ends when its time alone is used up: the sum over intervals of their lengths divided by its slowdown there. Units may wait, which the
@@ -19,7 +19,7 @@ ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledGroup:
     """A layer group of a job on a core set, by their numbers, from `start` to `end` in ns."""
 
     job: int
@@ -42,7 +42,7 @@ class Interval:
 class Schedule:
     """`steps` in the order of ends; `ends`: of each job, ns. `intervals`: only of what has been evaluated here, see `Placed`."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledGroup, ...]
     ends: tuple[float, ...]
     intervals: tuple[Interval, ...] = ()
 
@@ -53,7 +53,7 @@ class Schedule:
 
 
 class Policy(Protocol):
-    """Who decides where the groups of a schedule run, and when."""
+    """Decides where the groups of a schedule run, and when."""
 
     def choose(self, state: State, job: int) -> int | None:
         """The core set for the next group of a job, or None to ask again at the next event. It is asked first when the group before has
@@ -65,7 +65,8 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """What `Policy` sees: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of what runs."""
+    """The view of `Policy`: `group` and `set` of each job, the group being the next one while none runs. `left`: ns alone of running
+    groups."""
 
     problem: Problem
     now: float
@@ -75,7 +76,7 @@ class State:
     left: list[float]
     began: list[float]
     ends: list[float]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScheduledGroup] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
 
     @classmethod
@@ -95,7 +96,7 @@ class State:
         return [k for k, phase in enumerate(self.phase) if phase not in ("waits", "done")]
 
     def slowdowns(self) -> dict[int, float]:
-        """Of each job that runs a group: the most by any of the memories that it uses."""
+        """Slowdown of each job that runs a group: the largest by any of the memories that it uses."""
         running = [k for k, phase in enumerate(self.phase) if phase == "runs"]
         found = dict.fromkeys(running, 1.0)
         for m, memory in enumerate(self.problem.memories):
@@ -153,7 +154,7 @@ def _advance(state: State) -> None:
         if state.phase[k] == "moves":
             state.phase[k] = "ready"
             continue
-        state.steps.append(Step(k, state.group[k], state.set[k], state.began[k], state.now))
+        state.steps.append(ScheduledGroup(k, state.group[k], state.set[k], state.began[k], state.now))
         state.group[k] += 1
         state.phase[k] = "free"
         if state.group[k] == len(state.problem.jobs[k].network.groups):
@@ -165,9 +166,9 @@ def _advance(state: State) -> None:
 
 
 class Placed:
-    """The core set and the start of each group are given, as `Step`; ends follow."""
+    """The core set and the start of each group are given, as `ScheduledGroup`; ends follow."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ScheduledGroup]) -> None:
         self._steps = {(step.job, step.group): step for step in steps}
 
     def choose(self, state: State, job: int) -> int | None:
@@ -175,7 +176,7 @@ class Placed:
         return self._steps[job, state.group[job]].set
 
     def starts(self, state: State, job: int) -> bool:
-        """Not before the given start."""
+        """Whether the given start has come."""
         return state.now >= self._steps[job, state.group[job]].start * (1 - ROUNDING)
 
 
@@ -197,7 +198,7 @@ class Serial:
         return self._set[job] if job == (begun[0] if begun else first) else None
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 
@@ -212,12 +213,12 @@ class Apart:
         return self._sets[job] if state.fits(self._sets[job]) else None
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 
 class Shared:
-    """All jobs at once, each on an equal share of the cores: what a pool does that knows nothing of the networks. A share grows at the next
+    """All jobs at once, each on an equal share of the cores: as a pool does that knows nothing of the networks. A share grows at the next
     group when a job has ended."""
 
     def choose(self, state: State, job: int) -> int | None:
@@ -232,7 +233,7 @@ class Shared:
         return min((k for k in within if state.fits(k)), key=lambda k: (-sum(problem.sets[k].cores), group[k], k), default=None)
 
     def starts(self, state: State, job: int) -> bool:
-        """At once."""
+        """Whether the group starts: always at once."""
         return True
 
 

@@ -1,7 +1,7 @@
 """Hints for workers from a schedule of several networks (docs/protocol/hints.md).
 
-A schedule says when each group starts and ends. Workers cannot keep to that: tiles take what they take. Hints keep what holds all the same:
-which cores a group is for, how many at a time, and whether groups of other networks go first.
+A schedule says when each group starts and ends. Workers cannot keep to that: tiles take what they take. Hints keep the facts that hold all
+the same: a group's cores, how many at a time, and whether groups of other networks go first.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.coschedule.evaluate import Schedule, Step
-from aspen_mp.planner.coschedule.problem import Network, Problem
+from aspen_mp.planner.coschedule.evaluate import Schedule, ScheduledGroup
+from aspen_mp.planner.coschedule.problem import Problem, ProfiledNetwork
 from aspen_mp.planner.coschedule.profile import Group
 from aspen_mp.shm.tables import LIMITS
 
@@ -30,8 +30,8 @@ LATE: Final = 1e-3
 
 
 class Hint(NamedTuple):
-    """What a schedule says of a group. `domains`: a bit for each domain whose cores it is for, 0: all. `most`: cores at a time, 0: as many
-    as like. `yields`: groups of other networks go first."""
+    """The hint of a schedule for a group. `domains`: a bit for each domain whose cores it is for, 0: all. `most`: cores at a time, 0: as
+    many as like. `yields`: groups of other networks go first."""
 
     domains: int
     most: int
@@ -41,10 +41,11 @@ class Hint(NamedTuple):
 NONE: Final = Hint(0, 0, False)
 
 
-def group_hints(problem: Problem, schedule: Schedule, network: Network) -> list[Hint]:
-    """What a schedule says of each group of a network, of all its runs together. `network`: by identity; without a run it has no hints."""
+def group_hints(problem: Problem, schedule: Schedule, network: ProfiledNetwork) -> list[Hint]:
+    """The hints of a schedule for each group of a network, for all its runs together. `network`: by identity; without a run it has no
+    hints."""
     runs = {k for k, job in enumerate(problem.jobs) if job.network is network}
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[ScheduledGroup]] = {}
     for step in schedule.steps:
         if step.job in runs:
             steps.setdefault(step.group, []).append(step)
@@ -52,7 +53,7 @@ def group_hints(problem: Problem, schedule: Schedule, network: Network) -> list[
     return [_hint(problem, steps.get(k, []), waited) for k in range(len(network.groups))]
 
 
-def _hint(problem: Problem, steps: Sequence[Step], waited: set[tuple[int, int]]) -> Hint:
+def _hint(problem: Problem, steps: Sequence[ScheduledGroup], waited: set[tuple[int, int]]) -> Hint:
     cores = [problem.sets[step.set].cores for step in steps]
     if not cores or len(problem.domains) > MOST_DOMAINS:
         return NONE

@@ -1,4 +1,4 @@
-"""What is to be decided: jobs, core sets, and what each layer group takes on each of them (HaX-CoNN, sections 3.1, 3.2 and 3.4).
+"""The problem to solve: jobs, core sets, and the time of each layer group on each of them (HaX-CoNN, sections 3.1, 3.2 and 3.4).
 
 The paper maps each group to one of few processing units. Cores are divisible, so the decision here is a *core set*: how many cores of
 which domains. Two groups run at the same time if there are enough cores for both.
@@ -27,7 +27,7 @@ MOST_SETS: Final = _search.SETS
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """So many `cores` of one class that share a last-level cache, and the number of the `memory` that they use."""
+    """A number of `cores` of one class that share a last-level cache, and the number of the `memory` that they use."""
 
     name: str
     cores: int
@@ -36,19 +36,19 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class CoreSet:
-    """A processing unit: so many `cores` of each domain. Which of them does not matter."""
+    """A processing unit: the number of `cores` of each domain. Cores of a domain are alike."""
 
     name: str
     cores: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class ProfiledNetwork:
     """A network in layer groups, profiled on each core set.
 
-    `groups` [G]: names. All arrays are [G, core sets]: `ns`, what a group takes alone; `demand`, bytes per ns that it then asks of the
-    memories; `leave` and `enter`, ns for moving what it reads from the caches of one set, and to those of another (τ OUT and τ IN of
-    section 3.2). ValueError: shapes do not fit, or a number is negative or not finite.
+    `groups` [G]: names. All arrays are [G, core sets]. `ns`: a group's time alone. `demand`: bytes per ns that it then asks of the
+    memories. `leave`, `enter`: ns to move its inputs out of the caches of one set, and into another's (τ OUT and τ IN of section 3.2).
+    ValueError: shapes do not fit, or a number is negative or not finite.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Network:
 class Job:
     """One run of a network. It may start at `release` ns, when the jobs of the numbers `after`, all below its own, have ended."""
 
-    network: Network
+    network: ProfiledNetwork
     release: float = 0.0
     after: tuple[int, ...] = ()
 
@@ -112,7 +112,7 @@ class Problem:
 
     @property
     def last(self) -> tuple[bool, ...]:
-        """Of each job, whether no other waits for it: those whose throughput counts."""
+        """Whether no other job waits for it, for each job: the throughput of these counts."""
         awaited = {other for job in self.jobs for other in job.after}
         return tuple(k not in awaited for k in range(len(self.jobs)))
 
@@ -128,7 +128,7 @@ class Problem:
         return float(network.leave[group, before] + network.enter[group, after])
 
     def share(self, set_: int) -> list[float]:
-        """Of each memory: the part of what a core set asks for that it serves, in proportion to the cores."""
+        """The part of a core set's demand that each memory serves, in proportion to the cores."""
         found = [0.0] * len(self.memories)
         cores = self.sets[set_].cores
         for n, domain in zip(cores, self.domains, strict=True):
@@ -136,7 +136,7 @@ class Problem:
         return found
 
     def arrays(self) -> tuple[Any, ...]:
-        """What `_search.Engine` takes of a problem, in the order of `cs_problem`."""
+        """The arguments of `_search.Engine` about the problem, in the order of `cs_problem`."""
         n = len(self.sets)
         networks = [job.network for job in self.jobs]
         rows = [np.ascontiguousarray(np.vstack([getattr(x, name) for x in networks])) for name in ("ns", "demand", "leave", "enter")]
@@ -155,7 +155,7 @@ class Problem:
         )
 
     def tables(self) -> list[tuple[Floats, Floats, Floats, float]]:
-        """What `_search.Engine` takes of the memories."""
+        """The arguments of `_search.Engine` about the memories."""
         return [(each.own, each.others, each.factor, each.capacity) for each in self.memories]
 
     def value(self, ends: Sequence[float], objective: Objective) -> float:

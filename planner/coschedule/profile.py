@@ -1,8 +1,7 @@
-"""What the layer groups of a planned network take on each core set (HaX-CoNN, sections 3.1 and 3.2).
+"""Profiles the layer groups of a planned network on each core set (HaX-CoNN, sections 3.1 and 3.2).
 
-A group ends where few bytes are alive, because these are what a transition moves. Times come from simulating the whole plan on each core
-set, not from groups one by one, because there is no barrier between groups. Bytes are those that the cost model sends to memory behind the
-caches.
+A group ends where few bytes are alive, because a transition moves these. Times come from simulating the whole plan on each core set, not
+from groups one by one, because there is no barrier between groups. Bytes are those that the cost model sends to memory behind the caches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.coschedule.problem import CoreSet, Network
+from aspen_mp.planner.coschedule.problem import CoreSet, ProfiledNetwork
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.rates import Rates
 from aspen_mp.planner.simulation.simulate import Tiles, of_plan, simulate
@@ -35,8 +34,8 @@ WORTH_BYTES: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops `first` to `last` of a plan, both included. `live`: bytes that later ones read of these and of those before; `bytes`: that it
-    moves to and from memory; `ns`: on one core of speed 1."""
+    """Ops `first` to `last` of a plan, both included. `live`: bytes that later ops read of these and of those before. `bytes`: traffic to
+    and from memory. `ns`: time on one core of speed 1."""
 
     first: int
     last: int
@@ -51,7 +50,7 @@ class Profile:
     """A network in groups, `latency` [core sets]: ns for the whole of it."""
 
     groups: tuple[Group, ...]
-    network: Network
+    network: ProfiledNetwork
     latency: Floats
 
 
@@ -74,7 +73,7 @@ def layer_groups(plan: Plan, most: int = GROUPS) -> tuple[Group, ...]:
 
 
 def live_bytes(plan: Plan) -> Floats:
-    """[ops]: after each op, how many bytes of what it and those before it have written are read later. Zeros for a plan from a file."""
+    """[ops]: after each op, the bytes written so far that are read later. Zeros for a plan from a file."""
     ops = len(plan.ops) - 2
     flow = plan.tile_costs().flow()
     out = np.zeros(ops + 1)
@@ -135,13 +134,13 @@ def profile(plan: Plan, name: str, machines: Sequence[Machine], sets: Sequence[C
     demand = np.minimum(np.array([[group.bytes] for group in groups]) / ns, most)
     live = np.array([0.0, *(group.live for group in groups[:-1])])[:, None]
     speed = np.array([min(sum(each.cores) * rates.cold, bandwidth) for each, bandwidth in zip(sets, most, strict=True)])
-    network = Network(name, tuple(group.name for group in groups), ns, demand, np.zeros_like(ns), live / speed)
+    network = ProfiledNetwork(name, tuple(group.name for group in groups), ns, demand, np.zeros_like(ns), live / speed)
     return Profile(groups, network, latency)
 
 
 def _times(tiles: Tiles, machine: Machine, of_tile: Ints, groups: int) -> tuple[Floats, float]:
     """[groups] ns, and their sum, which is the simulated latency. A group takes as long as the machine needs for its tiles if no core
-    idles. What cores idle goes to the groups that end later than that."""
+    idles. Idle time of cores goes to the groups that end later than that."""
     outcome = simulate(tiles, machine, timeline=True)
     line = outcome.timeline
     assert line is not None

@@ -1,4 +1,4 @@
-/* Which core set runs which layer group of which network, and when: an anytime search (HaX-CoNN, sections 3.4 and 3.5).
+/* Decides which core set runs which layer group of which network, and when: an anytime search (HaX-CoNN, sections 3.4 and 3.5).
  *
  * A state says how far each job is. Time goes on from event to event: a group ends, its data have moved to another core set, a job is
  * released. Whoever has ended a group chooses where the next one runs. It starts now, moves first, or is held until another event. Groups
@@ -353,7 +353,7 @@ static inline int cs_open(struct cs_search *s, const struct cs_problem *p, doubl
   return CS_FOUND;
 }
 
-/* A pass has come to its end. What a strict one has left out may be better than the best, by its bound. */
+/* A pass has come to its end. The states that a strict pass has left out may be better than the best, by their bound. */
 static inline void cs_end_pass(struct cs_search *s) {
   double bound = s->cut < s->best ? s->cut : s->best;
   if ((s->strict || !s->contention) && bound > s->bound) s->bound = bound;
@@ -380,7 +380,8 @@ static inline uint32_t cs_next(struct cs_search *s) {
   }
 }
 
-/* Searches until there is a better schedule (CS_FOUND), the search settles (CS_SETTLED), the clock says `deadline`, or nothing is left to search. */
+/* Searches until there is a better schedule (CS_FOUND), the search settles (CS_SETTLED), the clock says `deadline`, or nothing is left to
+ * search. */
 static inline int cs_run(struct cs_search *s, double deadline) {
   uint32_t stride = 0;
   s->found = 0;

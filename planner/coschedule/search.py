@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from aspen_mp.planner.coschedule import _search
-from aspen_mp.planner.coschedule.evaluate import Schedule, Step, naive
+from aspen_mp.planner.coschedule.evaluate import Schedule, ScheduledGroup, naive
 from aspen_mp.planner.coschedule.problem import OBJECTIVES, Objective, Problem, better
 
 
@@ -15,9 +15,9 @@ class Incumbent:
     """The best schedule so far.
 
     `value`: its objective, ns or jobs per ns. `bound`: no schedule of the model that starts groups at events is better. `proven`: it is the
-    best of those. `settled`: a search that drops whatever is behind another in everything has found no better one. Under contention that is
-    no proof, but seldom wrong, and then by less than a percent. `origin`: "search", or the name of the naive schedule that nothing has
-    beaten.
+    best of those. `settled`: a search that drops whatever is behind another in everything has found no better one. Under contention this
+    does not prove it the best, but it seldom fails, and then by less than a percent. `origin`: "search", or the name of the naive schedule
+    that nothing has beaten.
     """
 
     value: float
@@ -58,7 +58,7 @@ class Search:
 
     @property
     def best(self) -> Incumbent:
-        """What is known now."""
+        """The best known now."""
         bound = self._value if self._engine.proven else self._sign * self._engine.bound
         return Incumbent(self._value, bound, self._engine.proven, self._engine.settled, self._schedule, self._origin)
 
@@ -71,7 +71,7 @@ class Search:
         """The next better schedule, or the best one known when the search settles or is finished, or when the clock
         `time.monotonic` says `deadline`."""
         if self._engine.run(deadline):
-            steps = tuple(Step(*step) for step in self._engine.steps())
+            steps = tuple(ScheduledGroup(*step) for step in self._engine.steps())
             ends = dict.fromkeys(range(len(self.problem.jobs)), 0.0) | {step.job: step.end for step in steps}
             self._schedule, self._origin = Schedule(steps, tuple(ends.values())), "search"
             self._value = self._sign * self._engine.value

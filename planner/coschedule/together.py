@@ -33,7 +33,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What `together` finds. `profiles`: of each network; `schedule`: that of `incumbent`, with its contention intervals; `naive`: by
+    """The result of `together`. `profiles`: of each network; `schedule`: that of `incumbent`, with its contention intervals; `naive`: by
     name."""
 
     problem: Problem

@@ -12,10 +12,10 @@ from aspen_mp.planner.cost.machine import Core, Machine
 from aspen_mp.planner.cost.rates import Rates
 
 PARTS: Final = ((1, 1), (1, 2), (3, 4), (1, 4))
-"""What a core set may be of a domain besides equal shares, in the order in which they are taken while there is room."""
+"""Parts of a domain that a core set may be besides equal shares, in the order in which they are taken while there is room."""
 MANY_JOBS: Final = 4
 FEW_SETS: Final = 6
-"""So many jobs at a time have a choice of so many sets: what each of them can do multiplies."""
+"""This many jobs at a time have a choice of this many sets: the choices of all jobs multiply."""
 
 
 def domains(machine: Machine) -> tuple[tuple[Domain, ...], tuple[tuple[Core, ...], ...]]:
@@ -37,8 +37,8 @@ def domain_of(machine: Machine) -> list[int]:
 
 
 def core_sets(found: tuple[Domain, ...], jobs: int) -> tuple[CoreSet, ...]:
-    """All cores, an equal share of all for 2 … `jobs` jobs, and of each domain all, a half, three and one quarter, as far as there is
-    room for so many."""
+    """Return all cores, an equal share of all for 2 … `jobs` jobs, and all, a half, three quarters and a quarter of each domain. The list
+    is cut at the most sets."""
     most = FEW_SETS if jobs >= MANY_JOBS else MOST_SETS
     wanted = [tuple(domain.cores for domain in found)]
     wanted += [tuple(domain.cores // k for domain in found) for k in range(2, jobs + 1)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aspen_mp.planner.coschedule.problem import MOST_JOBS, Job, Network
+from aspen_mp.planner.coschedule.problem import MOST_JOBS, Job, ProfiledNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Entry:
     decoder do; otherwise runs of several rounds may overlap. Entries that do not wait for each other run beside each other.
     """
 
-    network: Network
+    network: ProfiledNetwork
     times: int = 1
     every_ns: float = 0.0
     after: tuple[int, ...] = ()
@@ -28,8 +28,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Entries that run together. ValueError: an entry waits for itself or for a later one, or for one with other rounds, or a period or a
-    number of rounds is out of range."""
+    """Entries that run together. ValueError: an entry waits for itself, a later one, or one with other rounds; its period or rounds are out
+    of range."""
 
     entries: tuple[Entry, ...]
 
@@ -47,8 +47,8 @@ class Workload:
                 raise ValueError(f"entry {k} ({entry.network.name!r}) runs as often as those that it waits for")
 
     def jobs(self) -> tuple[Job, ...]:
-        """The runs of all entries, those that wait behind those they wait for. A run that waits is released with what it waits for, so that
-        its latency is that of the whole chain. ValueError: there are more runs than a search takes (`MOST_JOBS`)."""
+        """The runs of all entries, those that wait behind those they wait for. A run that waits is released together with its predecessors,
+        so that its latency is that of the whole chain. ValueError: there are more runs than a search takes (`MOST_JOBS`)."""
         total = sum(entry.times for entry in self.entries)
         if total > MOST_JOBS:
             raise ValueError(f"the workload has {total} runs, and plans are for {MOST_JOBS} at most: plan fewer rounds at a time")

@@ -1,13 +1,13 @@
 """How much error an algorithm of fewer multiplications adds, and how much it may.
 
-Errors are estimated against those of the direct way, for a layer's real weights: the *factor* of a layer is the root mean square of its
-rounding error by an algorithm over that of the direct sums. If no layer's factor is above a bound, neither is the network's: what a layer's
-error does to the output depends on the layers behind it, which are the same. So a bound for the network is a bound for each layer
+Errors are estimated against those of the direct way, for a layer's real weights. The *factor* of a layer is the root mean square of its
+rounding error by an algorithm, over that of the direct sums. If no layer's factor is above a bound, neither is the network's. The effect of
+a layer's error on the output depends on the layers behind it, which are the same. So a bound for the network is a bound for each layer
 (`LEVELS`), whatever the network makes of small differences. Where direct sums alone come close to `LARGEST_ERROR`, the bound is tighter.
 
-The model of rounding: every operation rounds by an independent relative error; values have mean zero, and neighbouring pixels are more or
-less alike, which is called *likeness* here: their correlation. Transforms amplify noise most. "strict" bounds the factor for noise, too,
-"default" for what activations are like. The factor depends on the weights alone: not on the machine, not on how the work is cut.
+In the model of rounding every operation rounds by an independent relative error, and values have mean zero. Neighbouring pixels are more or
+less alike; their correlation is called *likeness* here. Transforms amplify noise most. "strict" bounds the factor for noise, too, "default"
+for inputs like activations. The factor depends on the weights alone: not on the machine, not on how the work is cut.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from aspen_mp.shm.tables import NUMBERS
 LEVELS: Final[dict[Accuracy, float]] = {"strict": 1.5, "default": 4.0, "fast": float("inf")}
 """The largest factor of a layer."""
 LARGEST_ERROR = 5e-5
-"""What "default" aims to stay below, as a share of a network's largest output."""
+"""The error that "default" aims to stay below, as a share of a network's largest output."""
 LIKENESS: Final[dict[Accuracy, tuple[float, ...]]] = {"strict": (0.0, 0.5, 0.9), "default": (0.5, 0.9), "fast": ()}
-"""For which inputs a level bounds the factor: noise, activations, smooth pictures. The worst of them counts."""
+"""The likeness of inputs for which a level bounds the factor: noise, activations, smooth pictures. The worst of them counts."""
 STRASSEN = 1.75
 """The factor of Strassen's seven products: in two of four quadrants the terms of an element have three times the variance."""
 PART = NUMBERS["WINO_PART"]
@@ -48,8 +48,8 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """What the estimate needs to know of a convolution's weights [OC, C, KH, KW] or [OC, C, KD, KH, KW]: `gram` [taps, taps], the mean
-    over output channels of the sum of w w' over channels and planes, and how many `channels` these are."""
+    """The weights of a convolution, [OC, C, KH, KW] or [OC, C, KD, KH, KW], as the estimate needs them. `gram` [taps, taps] is the mean
+    over output channels of the sum of w w' over channels and planes; `channels` counts these."""
 
     gram: Matrix
     channels: int
@@ -57,7 +57,7 @@ class Layer:
 
 
 def layer_of(w: npt.NDArray[np.float32]) -> Layer:
-    """Of its weights. Where those are not finite or all zero, as if they were noise."""
+    """Return the layer of these weights. Where those are not finite or all zero, as if they were noise."""
     rows = w[:: -(-w.shape[0] // MOST_ROWS)]
     taps = w.shape[-2] * w.shape[-1]
     flat = rows.reshape(-1, taps).astype(np.float64)
@@ -69,7 +69,7 @@ def layer_of(w: npt.NDArray[np.float32]) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the layers of a network may add: `most` bounds their factors for inputs of each `likeness`."""
+    """The error that the layers of a network may add: `most` bounds their factors for inputs of each `likeness`."""
 
     most: float
     likeness: tuple[float, ...]
@@ -103,7 +103,7 @@ def block_factor(layer: Layer, strides: tuple[int, int], block: int, likeness: f
 
 
 def direct_error(terms: int) -> float:
-    """The relative error of a direct sum of so many terms, root mean square: each of its partial sums is rounded."""
+    """The relative error of a direct sum of `terms` terms, root mean square: each of its partial sums is rounded."""
     return ROUNDING * sqrt(terms / 2)
 
 
@@ -141,7 +141,7 @@ def _direct(layer: Layer, likeness: float) -> float:
 
 @lru_cache
 def _forth(axis: Axis, likeness: float) -> tuple[Matrix, Matrix]:
-    """For each product of an axis, the mean square of the input transformed, and the variance of what rounding adds to it."""
+    """For each product of an axis, the mean square of the input transformed, and the variance that rounding adds to it."""
     b = axis.matrices()[2]
     likely = (1 - likeness) * np.eye(axis.side) + likeness
     energy = np.einsum("ki,kl,li->i", b, likely, b)

@@ -1,6 +1,6 @@
-"""By which algorithm a convolution or a matrix product is computed.
+"""Choose the algorithm of a convolution or of a matrix product.
 
-The choice shows in the last bits of results, so it rests on built-in figures alone: never on a calibration, never on the number of workers.
+The choice shows in the last bits of results. So it rests on built-in figures alone, never on a calibration or the number of workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORTH = 0.12
 WORTH_AT_ALL = 0.05
 """So must the smallest, beside the direct way."""
 WEIGHTS_BYTES_PER_NS = 13.0
-"""How fast weights come from memory into products of few blocks: a core has so many outstanding cache misses."""
+"""How fast weights come from memory into products of few blocks: a core has a limited number of outstanding cache misses."""
 LEAST_CHANNELS = 12
 """Below, a block's products are too short to pay for anything."""
 LEAST_OUTPUTS = 16
@@ -50,7 +50,7 @@ def block_for(
     may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.cost.accuracy`); it is asked for faster ones only.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
-    decides. A core is thought to have its share of the memory's bandwidth, so the choice is good for any number of workers, as it must be
+    decides. A core is taken to have its share of the memory's bandwidth. So the choice is good for any number of workers, and it must be
     the same for all.
     """
     found = _blocks(x, out, kernel, strides, bf16, allowed)
@@ -60,7 +60,7 @@ def block_for(
 
 @dataclass(slots=True)
 class _Blocks:
-    """The `block` of least time, 0 for the direct way; its `ns`; and what else was `tried`."""
+    """The `block` of least time, 0 for the direct way; its `ns`; and the others that were `tried`."""
 
     block: int
     ns: float
@@ -96,7 +96,7 @@ def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """A convolution of stride 2 as one of stride 1 over the four phases of its input (even and odd rows and columns), each of which is a
+    """A convolution of stride 2 as one of stride 1 over the four phases of its input: even and odd rows and columns. Each phase is a
     channel of its own. ``before``: zeros in front of the first row and column of weights, ``kernel`` and ``pads`` of the convolution over
     phases, ``block``: of its Winograd."""
 
@@ -154,8 +154,8 @@ BF16_LEAST_CHANNELS = 16
 
 
 MOST_STACKED = 16
-"""Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`), although it would
-multiply pairs apart from it."""
+"""Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`). Apart, it would
+multiply pairs of bf16."""
 
 
 def bf16_pays(channels: int) -> bool:
@@ -164,9 +164,9 @@ def bf16_pays(channels: int) -> bool:
 
 
 class Least(NamedTuple):
-    """What a product has at least for which Strassen's seven products of halves are faster than eight: rows, which share the making of
-    right factors, from weights that come from memory; terms, too few of which do not pay for what comes before and after them; columns,
-    which share that of left factors."""
+    """The least sizes of a product for which Strassen's seven products of halves are faster than eight. Rows share the making of right
+    factors, from weights that come from memory. Terms have to pay for the work before and after them. Columns share the making of left
+    factors."""
 
     rows: int
     depth: int
@@ -174,7 +174,7 @@ class Least(NamedTuple):
 
 
 STRASSEN: dict[Vectors, Least] = {"short": Least(64, 768, 768), "halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
-"""By what vectors a core multiplies; as measured, with short and whole ones on Zen 5, with halved ones on Zen 4."""
+"""Keys are the vectors of a core. Short and whole ones were measured on Zen 5, halved ones on Zen 4."""
 
 
 def strassen_refused(rows: int, depth: int, columns: int, vectors: Vectors) -> str:

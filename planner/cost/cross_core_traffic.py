@@ -1,5 +1,5 @@
-"""What the tiles of a graph read of each other: whose output, how many bytes of it. A core finds in its own cache what it has computed
-itself or has fetched before; all else it fetches from the cache of the core that wrote it."""
+"""The reads between tiles of a graph: whose output, and how many bytes of it. A core finds in its own cache the bytes that it has computed
+or fetched before. It fetches all others from the cache of the core that wrote them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TYPES: dict[str, Any] = {"begin": np.uint32, "sources": np.uint32, "nbytes": np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """Rows in CSR form: row k reads `sources[begin[k] : begin[k + 1]]`, so many bytes of each. The first `tiles` rows are the tiles; those
-    that follow are groups, sets of tiles that several others read as a whole. A source is a tile, or a group, for which `nbytes` says
-    nothing; those of groups are tiles.
+    """Rows in CSR form: row k reads `nbytes[begin[k] : begin[k + 1]]` bytes of `sources[begin[k] : begin[k + 1]]`. The first `tiles` rows
+    are the tiles; those that follow are groups, sets of tiles that several others read as a whole. A source is a tile, or a group, for
+    which `nbytes` says nothing; those of groups are tiles.
 
     ValueError where the arrays do not fit each other.
     """
@@ -35,7 +35,7 @@ class Flow:
         if not len(self.sources) == len(self.nbytes) == begin[-1]:
             raise ValueError(f"{len(self.sources)} sources, {len(self.nbytes)} numbers of bytes, {begin[-1]} entries")
         if (self.sources >= rows).any() or (self.sources[begin[self.tiles] :] >= self.tiles).any():
-            raise ValueError("a source is no row, or one of a group is no tile")
+            raise ValueError("a source is not a row, or one of a group is not a tile")
         if not (np.isfinite(self.nbytes).all() and (self.nbytes >= 0).all()):
             raise ValueError("bytes are finite and not negative")
 

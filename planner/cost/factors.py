@@ -1,5 +1,5 @@
-"""How long kernels take on cores that they were measured on, beside what the cost model makes of the rates of such cores
-(`cost/rates.py`): 1 where nothing is said. Light, because the planner process imports it without numpy."""
+"""Times of kernels on cores that they were measured on, beside the cost model's for the rates of such cores (`cost/rates.py`). Kernels
+without an entry have 1. Light, because the planner process imports it without numpy."""
 
 from __future__ import annotations
 

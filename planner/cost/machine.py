@@ -1,8 +1,8 @@
 """The cores that a plan is made for, whether they are at hand or not: how many, how fast, what they share.
 
 A machine is written as a sum of groups: ``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``4P+8E@0.6``. A group is a count, a letter for a class of
-core (P performance, E efficiency, L low-power), and a speed behind @ if it is another than the class's. Speeds are relative to the
-calibrated core. Sums with / between them are NUMA nodes, each with a last-level cache of its own: ``32/32``.
+core, and a speed behind @ unless it is the class's. Classes are P (performance), E (efficiency) and L (low-power). Speeds are relative to
+the calibrated core. Sums with / between them are NUMA nodes, each with a last-level cache of its own: ``32/32``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from aspen_mp.planner.cost.rates import BUILT_IN, Rates
 
 SPEEDS: Final[Mapping[str, float]] = {"P": 1.0, "E": 0.5, "L": 0.35}
-"""What cores of a class reach of a performance core's speed in fp32 kernels: an efficiency core has half the vector units and about the
-clock. A profile, or a speed behind @, says otherwise."""
+"""Speeds of a class beside a performance core's in fp32 kernels: an efficiency core has half the vector units and about the clock. A
+profile, or a speed behind @, says otherwise."""
 CLASS_GAP: Final = 0.88
 """Cores belong to one class when each is nearly as fast as the next faster one."""
 MOST_CORES: Final = 1024
 CORE_SHARE: Final = 5.0
-"""Memory bandwidth, GB/s, that machines with more cores than the calibrated one are taken to have for each core: what servers have."""
+"""Memory bandwidth a core, GB/s, that is assumed for machines with more cores than the calibrated one: that of servers."""
 
 _GROUP = re.compile(r"(\d+)([PEL]?)(?:@(\d+(?:\.\d+)?|\.\d+))?", re.IGNORECASE)
 
@@ -34,7 +34,7 @@ _GROUP = re.compile(r"(\d+)([PEL]?)(?:@(\d+(?:\.\d+)?|\.\d+))?", re.IGNORECASE)
 @dataclass(frozen=True, slots=True)
 class Core:
     """`speed`: of kernels and scheduling, 1.0 is the calibrated core. `class_`: 0 the fastest class. Thieves go first to cores of their own
-    NUMA `node`, class and last-level `cache`, then to the others of their node, then to the rest; among equals to the next rows first."""
+    NUMA `node`, class and last-level `cache`, then to the rest of their node, then to all others. Among equals the next rows come first."""
 
     speed: float = 1.0
     class_: int = 0
@@ -44,10 +44,10 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the scheduling engine takes, in ns on a core of speed 1: for a tile with a kernel, for one without (`join`), for a batch of
-    pushed tiles and each of them, for stealing. `look`: until a core that looks for work sees some, `wake`: until one that sleeps does; it
-    sleeps when it has looked in vain for `spin`. `claim`, `claimed`: starting a request, and each of its tiles. `submit`: from a client's
-    call to where a worker can see the request; `end`: from the last tile until the client has its result;
+    """Times of the scheduling engine, in ns on a core of speed 1. `tile`: a tile with a kernel. `join`: one without. `push`, `pushed`: a
+    batch of pushed tiles and each of them. `steal`: stealing. `look`: until a core that looks for work sees some. `wake`: until one that
+    sleeps does. `spin`: how long it looks in vain before it sleeps. `claim`, `claimed`: starting a request, and each of its tiles.
+    `submit`: from a client's call to where a worker can see the request; `end`: from the last tile until the client has its result;
     `copied`: a byte of inputs on the way there, of outputs on the way back."""
 
     tile: float = 200.0
@@ -67,8 +67,8 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores` in the order of workers. `bytes_per_ns`: what all of them together read and write of memory behind the caches; what one core
-    gets is in the tiles' own times. At least one core."""
+    """`cores` in the order of workers. `bytes_per_ns`: the rate of all of them together to and from memory behind the caches. The rate of
+    one core is in the tiles' own times. At least one core."""
 
     cores: tuple[Core, ...]
     bytes_per_ns: float = math.inf
@@ -98,7 +98,7 @@ class Machine:
 
     @classmethod
     def parse(cls, text: str, rates: Rates = BUILT_IN, speeds: Mapping[str, float] = SPEEDS) -> Machine:
-        """``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``32/32``. `speeds`: of the letters P, E and L. ValueError says what is wrong.
+        """``64``, ``8P+8E``, ``2@1.0+2@0.5``, ``32/32``. `speeds`: of the letters P, E and L. ValueError says why.
 
         Classes follow from the speeds: cores that are nearly as fast as each other are of one class.
         """
@@ -162,7 +162,7 @@ class Machine:
 
 
 def _described(speeds: Sequence[float]) -> str:
-    """Of one node."""
+    """The text of one node's cores."""
     groups = [(len(list(alike)), speed) for speed, alike in groupby(speeds)]
     if len(groups) == 1 and groups[0][1] == 1:
         return str(len(speeds))

@@ -1,4 +1,4 @@
-"""What a kernel-level node costs: operations, bytes, and nanoseconds on one core.
+"""The costs of a kernel-level node: operations, bytes, and nanoseconds on one core.
 
 The figures only have to be right relative to each other: they size tiles, spread the depth bins, and make `plan --explain` readable.
 Results never depend on them. `rates()` are those of a kind of core, or measured; the constants are of a current x86 server at fp32.
@@ -22,7 +22,7 @@ from aspen_mp.planner.ops.table import SPECS
 
 FLOPS_PER_NS = 100.0
 """Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits. The
-next three are of such choices, too; what WINO is predicted to take follows from `rates`."""
+next three are of such choices, too; WINO's predicted time follows from `rates`."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
 BLOCK_IN_NS = 0.11
@@ -55,7 +55,7 @@ def use(chosen: Rates) -> None:
 
 
 def remembered(size: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """`lru_cache` for what depends on `rates`."""
+    """`lru_cache` for functions that depend on `rates`."""
 
     def wrap(function: Callable[..., R]) -> Callable[..., R]:
         cached = lru_cache(maxsize=size)(function)
@@ -67,7 +67,7 @@ def remembered(size: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of a whole node: floating-point operations, bytes read and written (each operand once), nanoseconds on one core."""
+    """The work of a whole node: floating-point operations, bytes read and written (each operand once), nanoseconds on one core."""
 
     flops: float
     bytes: float
@@ -75,12 +75,12 @@ class Work:
 
 
 def output_ns(node: Node) -> float:
-    """What an element of the output of a matrix kernel costs besides its multiply-adds: writing it, the residual, the activation."""
+    """The cost of an element of a matrix kernel's output besides its multiply-adds: writing it, the residual, the activation."""
     return OUTPUT_NS + after_ns(node)
 
 
 def after_ns(node: Node) -> float:
-    """What residual and activation cost for an element of the output of a matrix kernel."""
+    """The cost of residual and activation for an element of a matrix kernel's output."""
     residual = len(node.inputs) > 3 and node.inputs[3] is not None
     return (SPECS[node.op].cost.residual_ns if residual else 0.0) + activation_ns(node)
 
@@ -103,7 +103,7 @@ def traffic(node: Node) -> float:
 
 
 def stack_ns(pixels_in: Any, pixels_out: Any, channels: int, outputs: Any, taps: int) -> Any:
-    """Arithmetic of PWDW: so many pixels of its wide tensor, of its output. Numbers or arrays of them."""
+    """Arithmetic of PWDW over `pixels_in` pixels of its wide tensor and `pixels_out` of its output. Numbers or arrays of them."""
     padded = -(-outputs // HALF_PANEL) * HALF_PANEL
     wide = 2.0 * channels / rates().matrix + WIDE_NS
     return padded * (pixels_in * wide + pixels_out * (2.0 * taps / DEPTHWISE_FLOPS_PER_NS + DEPTHWISE_OUT_NS))
@@ -116,7 +116,7 @@ def kernel(node: Node) -> str:
 
 
 def factor(node: Node) -> float:
-    """How long tiles of a node take on this machine beside what their model says."""
+    """The ratio of the times of a node's tiles on this machine to their model's."""
     return rates().factors.get(kernel(node), 1.0)
 
 
@@ -134,7 +134,7 @@ def even_ns(node: Node) -> float:
 
 
 def outside_ns(node: Node, moved: float | None = None) -> float:
-    """What a node reads and writes of other cores' caches. `moved`: its traffic, where that is known."""
+    """The time of a node's traffic with other cores' caches. `moved`: its traffic, where that is known."""
     moved = traffic(node) if moved is None else moved
     weights, passing = memory_bytes(node, moved)
     return max(moved - weights - passing, 0.0) / rates().warm
@@ -151,9 +151,9 @@ def activation_bytes(node: Node) -> float:
 
 
 def memory_bytes(node: Node, moved: float | None = None) -> tuple[float, float]:
-    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, unless
-    another slice of the batch or the steps before have just read them; and activations where they are too many to stay, those that are
-    written twice: a cache reads a line before it is written. `moved`: its traffic, where that is known."""
+    """A node's traffic with memory behind the caches: (weights, activations). Weights come from memory, since other layers have pushed them
+    out, unless another slice of the batch or the steps before have just read them. Activations count where they are too many to stay.
+    Written ones count twice: a cache reads a line before it is written. `moved`: its traffic, where that is known."""
     weights = weight_bytes(node)
     passing = (traffic(node) if moved is None else moved) - weights
     if not SPECS[node.op].cost.picks:
@@ -163,8 +163,8 @@ def memory_bytes(node: Node, moved: float | None = None) -> tuple[float, float]:
 
 
 def tail(workers: int, products: bool = True) -> float:
-    """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody, but tiles small enough that readers find
-    them in the cache are worth something to it, too: least to `products`, whose small tiles read weights or transform input again."""
+    """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody. But small tiles, which readers find in the
+    cache, are worth something to it, too. They are worth least to `products`, whose small tiles read weights or transform input again."""
     return 0.5 if workers > 1 else 0.05 if products else 0.2
 
 

@@ -1,6 +1,6 @@
-"""What one core of this machine reaches, as the cost model uses it: built in, or measured by `aspen-mp doctor --calibrate`.
+"""The rates of one core of this machine for the cost model: built in, or measured by `aspen-mp doctor --calibrate`.
 
-Plans are made with the built-in rates of a kind of core: they size tiles and order them. Measured rates predict what such plans take. No
+Plans are made with the built-in rates of a kind of core: they size tiles and order them. Measured rates predict the times of such plans. No
 rates choose an algorithm, because algorithms differ in their last bits: such choices use the built-in figures of `cost`.
 """
 
@@ -19,22 +19,22 @@ from aspen_mp.planner.job.options import Vectors
 
 FORMAT: Final = 7
 FARTHEST: Final = 100.0
-"""What `far` may be at most."""
+"""The largest value of `far`."""
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
     `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
-    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a cache. `tile_ns`: what a tile
-    costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), how long its
-    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op that
-    stay in the last-level cache until they are read; `own`: bytes of rows of a stack that stay in a core's own one. `far`: nanoseconds more
-    for a byte that another core has written than for one of the core's own: it is fetched from the other's cache, and taken back when it is
-    written again; nothing is hidden behind arithmetic. `transforms`: how long transforming the input of WINO takes, beside what the model
-    of it makes of that; not a factor of a kernel, because it is what tiles of one node share, so it says which of them should.
-    `contention`: how often longer a core takes that asks for a part of `together` while another core asks for a part; the parts are
-    `contended_at`, those of the core by row. Where nothing has been measured, cores share the memory fairly.
+    large layers. `together`: the same of all cores together. `warm`: activations that another tile left in a cache. `tile_ns`: a tile's
+    time besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`op_cost.kernel`), the ratio of its
+    tiles' times to its model's; 1 for other kernels. `cached`: bytes of an op's activations that stay in the last-level cache until they
+    are read. `own`: bytes of rows of a stack that stay in a core's own one. `far`: extra nanoseconds for a byte that another core has
+    written. It is fetched from the other's cache, and taken back when it is written again; nothing is hidden behind arithmetic.
+    `transforms`: the time of transforming WINO's input, beside its model's. It is not a factor of a
+    kernel: tiles of one node share the transform, so it decides which of them should.
+    `contention`: the slowdown of a core that asks for a part of `together` while another core asks for a part. The parts are
+        `contended_at`, those of the core by row. Where nothing has been measured, cores share the memory fairly.
     """
 
     matrix: float = 118.0
@@ -52,8 +52,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 BUILT_IN: Final = Rates()
-"""Of cores with vectors of 512 bits that they take in two halves (Zen 4, whose kernels the models were made of), and of those that are not
-known."""
+"""Rates of cores that take vectors of 512 bits in two halves (Zen 4, whose kernels the models were made of), and of unknown cores."""
 SHORT_VECTORS: Final = Rates(
     matrix=98.0,
     cold=21.0,
@@ -64,7 +63,7 @@ SHORT_VECTORS: Final = Rates(
     far=0.015,
     transforms=2.5,
 )
-"""Of cores with vectors of 256 bits (Zen 3, a server's): a lower clock, and half the rate between tiles."""
+"""Rates of cores with vectors of 256 bits (Zen 3, a server's): a lower clock, and half the rate between tiles."""
 WHOLE_VECTORS: Final = Rates(
     matrix=226.0,
     cold=36.0,
@@ -73,7 +72,7 @@ WHOLE_VECTORS: Final = Rates(
     tile_ns=1800.0,
     factors=dict(factors.WHOLE_VECTORS),
 )
-"""Of AMD's cores that take vectors of 512 bits whole (Zen 5)."""
+"""Rates of AMD's cores that take vectors of 512 bits whole (Zen 5)."""
 INTEL: Final = "GenuineIntel"
 WHOLE_VECTORS_INTEL: Final = Rates(
     matrix=165.0,
@@ -84,7 +83,8 @@ WHOLE_VECTORS_INTEL: Final = Rates(
     factors=dict(factors.WHOLE_VECTORS_INTEL),
     far=0.05,
 )
-"""Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
+"""Rates of Intel's such cores (a server's, Emerald Rapids): a lower clock, and less than half the rate of reading memory and the last-level
+cache."""
 
 
 SLOW_BYTES: Final = 3.0
@@ -106,7 +106,7 @@ def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tup
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: `rates`, and what they were made from, for people."""
+    """A file: `rates`, and their origin, for people."""
 
     format: int
     processor: str
@@ -117,11 +117,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NAMES: Final = ("model name", "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
-"""Lines of /proc/cpuinfo that say what a processor is. A name alone does not: virtual machines show the same one for unlike processors."""
+"""Lines of /proc/cpuinfo that identify a processor. A name alone does not: virtual machines show the same one for unlike processors."""
 
 
 def processor(file: str = "/proc/cpuinfo") -> str:
-    """What the first processor is, by the kernel's list of them."""
+    """The first processor, by the kernel's list of them."""
     found = _facts(file)
     return (
         ", ".join(found[name] if name == "model name" else f"{name} {found[name]}" for name in NAMES if name in found) or os.uname().machine
@@ -129,7 +129,7 @@ def processor(file: str = "/proc/cpuinfo") -> str:
 
 
 def vendor(file: str = "/proc/cpuinfo") -> str:
-    """Who made it, as x86 processors say it themselves; "" where they do not."""
+    """The maker's name, as x86 processors say it themselves; "" where they do not."""
     return _facts(file).get("vendor_id", "")
 
 

@@ -1,5 +1,5 @@
-"""What tiles find in their worker's scratch: tiles of WINO that differ in their channels alone need the same transformed input, and who has
-just executed one has it for the next."""
+"""Reuse of a worker's scratch: tiles of WINO that differ in their channels alone need the same transformed input. A worker that has just
+executed one has it for the next."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TYPES: dict[str, Any] = {"group": np.uint32, "first": np.float64, "again": np.f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """Of tiles, n of them or none where it is not known. `group`: those of a number, at most n, need the same, 0: none. `first`, `again`:
-    what a tile takes where it has to make it and where it finds it, beside what it takes on average.
+    """Arrays of n entries, one a tile; of none where it is not known. `group`: those of a number, at most n, need the same, 0: none.
+    `first`, `again`: the time of a tile that has to make it, and of one that finds it, by its time on average.
 
     ValueError where the arrays do not fit each other.
     """
@@ -37,7 +37,7 @@ class Made:
 
     @classmethod
     def none(cls, n: int = 0) -> Made:
-        """Of n tiles that find nothing."""
+        """Return the entry of n tiles that find nothing."""
         return cls(np.zeros(n, np.uint32), np.ones(n), np.ones(n))
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Made:
 
 
 def joined(nodes: Sequence[Made], more: int) -> Made:
-    """Of the tiles of one node after the other, no two of which share anything, and so many more that find nothing."""
+    """The tiles of one node after the other, no two of which share anything, and then `more` tiles that find nothing."""
     group = np.concatenate([*(made.group for made in nodes), np.zeros(more, np.uint32)])
     if not group.any():
         return Made.none()

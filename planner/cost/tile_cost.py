@@ -1,7 +1,7 @@
-"""What a tile costs on one core, by its sides: the models that tile policy, search and simulation share.
+"""The cost of a tile on one core, by its sides: the models that tile policy, search and simulation share.
 
-Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks). What a tile reads and writes
-comes from a cache that others share: a model's own figure; what goes to memory behind the caches is added by `tile_costs`.
+Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks). A model has the traffic with a
+cache that others share. `tile_costs` adds the traffic with memory behind the caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aspen_mp.planner.ops.attention import FEW_QUERIES, KEYS, PACK_FEW_NS, PACK_
 from aspen_mp.planner.ops.convolutions import blocks_of, is_narrow, planes, window_span
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import Blocks
-from aspen_mp.planner.ops.products import by_sevens
+from aspen_mp.planner.ops.products import by_strassen
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_gates, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.stacks import node_of, regions, step_ns
@@ -31,22 +31,23 @@ from aspen_mp.shm.tables import NUMBERS
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
 ROWS_LOST = 0.6
-"""What a block of `ROW_BLOCK` rows costs besides its rows, in rows."""
+"""The cost of a block of `ROW_BLOCK` rows besides its rows, in rows."""
 ROW_BLOCK = 12
 SEEN = 0.5
-"""What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
+"""The part of the traffic between caches that is not hidden behind the arithmetic of matrix kernels."""
 HALF_COLUMNS = 20
-"""What half a panel at the end of whole ones takes, in columns."""
+"""The time of half a panel at the end of whole ones, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
-"""Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
+"""Blocks that WINO multiplies at a time, and the cost of that besides them, in blocks."""
 STRASSEN, STRASSEN_RIGHT = 0.9, 3.5
-"""A multiply-add of GEMM in Strassen's seven products, in those of other products; what right factors cost a tile, in pairs of rows."""
+"""A multiply-add of GEMM in Strassen's seven products, in those of other products; the cost of right factors for a tile, in pairs of
+rows."""
 PRODUCTS = 1.25
-"""Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
+"""Products between the transforms of WINO, beside those of other matrix kernels: losses are counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
 WEIGHTS_CACHED = 1.5
-"""So much larger than activations may weights be that stay in the last-level cache."""
+"""Weights stay in the last-level cache up to this multiple of the activations that stay there."""
 LINE = 16
 """Floats of a cache line."""
 FEW_WEIGHTS, CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = (
@@ -55,8 +56,8 @@ FEW_WEIGHTS, CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST =
 """How many blocks WINO transforms at a time."""
 
 OWN_CACHE = 3 << 19
-"""Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those
-of other matrix kernels; what a term of the state before takes a row."""
+"""`OWN_CACHE`: bytes of recurrent weights that a core keeps beside a step's other data. `OWN_RATE`: their rate. `RECURRENT_PRODUCTS`:
+products of LSTM, GRU and RNN beside those of other matrix kernels. `STATE_NS`: the time of a term of the state before, a row."""
 OWN_RATE, RECURRENT_PRODUCTS, STATE_NS = 100.0, 0.85, 0.1
 
 Ints = npt.NDArray[np.int64]
@@ -69,12 +70,12 @@ def cached_weights() -> float:
 
 
 def _rows(m: Ints) -> Floats:
-    """What so many rows take, in rows of whole blocks."""
+    """The time of `m` rows, in rows of whole blocks."""
     return np.asarray(m + ROWS_LOST * -(-m // ROW_BLOCK))
 
 
 def _columns(n: Ints) -> Ints:
-    """What so many columns of CONV take, in columns of whole panels."""
+    """The time of `n` columns of CONV, in columns of whole panels."""
     full, rest = n // PANEL * PANEL, n % PANEL
     half = np.where(full > 0, HALF_COLUMNS, PANEL // 2)
     return np.asarray(full + np.where(rest == 0, 0, np.where(rest <= PANEL // 2, half, PANEL)))
@@ -82,7 +83,7 @@ def _columns(n: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCost:
-    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `op_cost.factor`."""
+    """Nanoseconds of tiles of a node, vectorised. `factor`: of the model's time, see `op_cost.factor`."""
 
     factor: float = 1.0
 
@@ -101,10 +102,10 @@ class TileCost:
 
 @dataclass(frozen=True, slots=True)
 class Product(TileCost):
-    """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
-    the weights anew; `strassen`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so
-    many times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one
-    first, which takes as long as so many rows (`unpacked`)."""
+    """A matrix product. Axes: all leading ones together, rows, columns. `depth`: multiply-adds an element. `batched`: the leading axes read
+    the weights anew. `strassen`: by Strassen's algorithm, pairs of rows and of panels at a time. `item`: bytes of a factor; multiply-adds
+    are faster by as much as it is below four. `stored`: bytes of a stored weight that has to become a factor first. `unpacked`: the time of
+    that, in rows."""
 
     depth: int
     batched: bool
@@ -265,8 +266,8 @@ class Attention(TileCost):
 
 @dataclass(frozen=True, slots=True)
 class Recurrence(TileCost):
-    """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache, as far as they stay there from one step to
-    the next, while the products are made. `workers`: each reads its share of them, or all that its tile needs."""
+    """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache while the products are made, as far as they
+    stay there between steps. `workers`: each reads its share of them, or all that its tile needs."""
 
     steps: int
     hidden: int
@@ -320,7 +321,7 @@ class Rolling(TileCost):
 
 
 def of(node: Node, workers: int = 1) -> TileCost:
-    """The model of a node's tiles, which so many workers share."""
+    """The model of a node's tiles, which `workers` workers share."""
     a, factor = node.inputs[0] if node.inputs else None, op_cost.factor(node)
     model = _MODELS.get(SPECS[node.op].cost.tiles)
     if a is None or model is None:
@@ -333,8 +334,8 @@ def _product(node: Node, a: Tensor, workers: int) -> TileCost:
     assert b is not None
     if cost.unpacked is not None:
         stored = b.size / max(node.output.shape[-1] * a.shape[-1], 1)
-        return Product(a.shape[-1], False, ns, by_sevens(node), stored=stored, unpacked=cost.unpacked(node))
-    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_sevens(node), cost.item)
+        return Product(a.shape[-1], False, ns, by_strassen(node), stored=stored, unpacked=cost.unpacked(node))
+    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_strassen(node), cost.item)
 
 
 def _convolution(node: Node, a: Tensor, workers: int) -> TileCost:
@@ -396,15 +397,15 @@ _MODELS: Final[Mapping[TileModel, Callable[[Node, Tensor, int], TileCost]]] = {
 
 
 NOTHING_FOUND: Final = 1 << 30
-"""Of so many workers none executes two tiles of a node, so that every tile makes what it needs, …"""
+"""With this many workers none executes two tiles of a node, so that every tile makes its input, …"""
 ALL_FOUND: Final = 0
-"""… and of so many none has to: each finds it."""
+"""… and with this many none has to: each finds it."""
 
 
 def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:
-    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`, which so many workers share: nanoseconds alone on one core, and bytes that
-    go to memory behind the caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply
-    with the last."""
+    """Return the costs of all tiles of a node, boxes [n, rank] from `lo` to `hi`, for `workers`. They are nanoseconds alone on one core,
+    and bytes to memory behind the caches. A tile has its share of the output's bytes. Matrix kernels fetch the next weights while they
+    multiply with the last."""
     if node.op == OPAQUE:
         return np.full(len(lo), op_cost.OPAQUE_NS), np.zeros(len(lo))
     if not len(lo):
@@ -419,8 +420,8 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     return ns + passing / cold, weights + passing
 
 
-def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
-    """What the tiles of `tile_costs` find in scratch: those of the same pixels, as the average has it."""
+def scratch_reuse(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
+    """The scratch that the tiles of `tile_costs` find: tiles of the same pixels share it, as the average has it."""
     if SPECS[node.op].cost.tiles is not TileModel.WINOGRAD or not len(lo):
         return Made.none(len(lo))
     mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, ALL_FOUND))

@@ -1,6 +1,6 @@
-"""What must hold of a model before anything is planned. ONNX's own checker and shape inference do most of it; what they let pass
-(negative dimensions, raw data of the wrong length, strides of 0, permutations that are none …) is checked here first, with messages that
-name node and tensor."""
+"""Checks a model before anything is planned. ONNX's own checker and shape inference do most of it. They let some faults pass: negative
+dimensions, raw data of the wrong length, strides of 0, invalid permutations. Those are checked here first, with messages that name node and
+tensor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _RANGES: dict[str, dict[str, Callable[[int], bool]]] = {
         "softmax_precision": _one_of(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16),
     },
 }
-"""What integer attributes may be, by operator: sizes, steps and groups are positive, pads are not negative, choices are those there are."""
+"""Valid integer attributes, by operator: sizes, steps and groups are positive, pads are not negative, choices are among the known ones."""
 _ANYWHERE: dict[str, Callable[[int], bool]] = {"axis": lambda v: -_MAX_EXTENT <= v <= _MAX_EXTENT}
 _BOUNDS = {op: {**_ANYWHERE, **bounds} for op, bounds in _RANGES.items()}
 _BFLOAT16 = "tensor(bfloat16)"
@@ -87,7 +87,7 @@ def schema(op: str, version: int, domain: str) -> defs.OpSchema | None:
 
 @lru_cache(maxsize=1024)
 def taking_bfloat16(op: str, version: int) -> defs.OpSchema | None:
-    """The definition of an operator of the default domain, or the first later one that takes bfloat16 and is otherwise the same: PyTorch
+    """The definition of an operator of the default domain, or the first later one that takes bfloat16 and is otherwise the same. PyTorch
     gives operators values of that type whatever the opset."""
     found = schema(op, version, "")
     for later in range(version, defs.onnx_opset_version() + 1):
@@ -206,7 +206,7 @@ def all_nodes(nodes: Any) -> Iterator[NodeProto]:
 
 
 def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nested]]:
-    """And in what kind of sub-graph they are."""
+    """All nodes, and the kind of sub-graph that they are in."""
     for node in nodes:
         yield node, nested
         if not node.attribute:
@@ -272,7 +272,7 @@ def _attributes(node: NodeProto, store: tensors.Store) -> None:
     if node.op_type == "Transpose":
         perm = _ints(node, "perm")
         if perm is not None and sorted(perm) != list(range(len(perm))):
-            raise ModelInvalidError(f"{name_of(node)}: perm {perm} of tensor {node.input[0]!r} is no permutation")
+            raise ModelInvalidError(f"{name_of(node)}: perm {perm} of tensor {node.input[0]!r} is not a permutation")
     elif node.op_type == "TfIdfVectorizer":
         counts = _ints(node, "ngram_counts") or []
         pool = sum(len(a.ints) + len(a.strings) for a in node.attribute if a.name in {"pool_int64s", "pool_strings"})
@@ -303,8 +303,8 @@ def _ranges(node: NodeProto) -> None:
 def onnx_rules(light: ModelProto) -> None:
     """ONNX's checker. Raises ModelInvalidError.
 
-    Inputs and outputs of unknown rank and outputs of no type are let pass: exporters and people write them, inference finds the type and
-    binding the rank. Versions of operators in functions are the functions' own.
+    Inputs and outputs of unknown rank and outputs of no type pass. Exporters and people write them; inference finds the type and binding
+    the rank. Versions of operators in functions are the functions' own.
     """
     if any(_unranked(v) for v in light.graph.input) or any(_unranked(v) or _untyped(v) for v in light.graph.output):
         copy = ModelProto()
@@ -342,7 +342,7 @@ _HIDDEN: Final = "aspen.hidden"
 
 
 def inference_opset(node: NodeProto, version: int) -> int:
-    """The opset by whose rules the shapes of a node of the default domain are inferred: a later one than the model's where that has rules
+    """The opset by whose rules the shapes of a node of the default domain are inferred. It is later than the model's where that has rules
     that are wrong for this node."""
     if node.op_type in WINDOWED_POOLS and any(a.name == "ceil_mode" and a.i for a in node.attribute):
         return max(version, _NO_EMPTY_WINDOWS)  # its last window may be cut off
@@ -403,19 +403,19 @@ def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
             or _other_floats(str(error))
         ):
             return _leniently(light, outputs)
-        others = _without_own(light)  # what follows from shapes that ONNX's inference gets wrong may not fit
+        others = _without_own(light)  # results of shapes that ONNX's inference gets wrong may not fit
         if others is not None:
             try:
                 return _inferred(others, outputs, check_type=True, strict_mode=True)
             except onnx.shape_inference.InferenceError as still:
                 error = still
         raise refusal(error, light) from None
-    except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
+    except (RuntimeError, ValueError, IndexError) as error:  # models that the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None
 
 
 def _leniently(light: ModelProto, outputs: bool) -> ModelProto:
-    """What inference finds where it may leave out what it does not understand."""
+    """The result of an inference that may leave out nodes that it does not understand."""
     try:
         return _inferred(light, outputs)
     except onnx.shape_inference.InferenceError as error:
@@ -425,8 +425,8 @@ def _leniently(light: ModelProto, outputs: bool) -> ModelProto:
 def _inferred(light: ModelProto, outputs: bool, **how: bool) -> ModelProto:
     """With the values of shape arithmetic, unless some vector is too long or nothing is left to be found: without them first, to see.
 
-    ONNX propagates values without their axes, as if all were vectors, and refuses those that fit together as columns and rows; what is
-    really wrong with shapes has been found by then, without values."""
+    ONNX propagates values without their axes, as if all were vectors, and refuses those that fit together as columns and rows. Real faults
+    of shapes have been found by then, without values."""
     found = onnx.shape_inference.infer_shapes(light, **how)
     if all(map(_known_shape, found.graph.output)) and (outputs or all(map(_known_shape, found.graph.value_info))):
         return found
@@ -469,7 +469,7 @@ def _other_floats(message: str) -> bool:
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:
-    """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass
+    """Whether inference failed inside an operator that ONNX defines by a function alone. Some of ONNX's own bodies fail
     (MeanVarianceNormalization with its axes left out); binding to shapes finds real errors there."""
     version = next((o.version for o in light.opset_import if o.domain == ""), 1)
     found = [schema(op, version, "") for op in re.findall(r"\(op_type: ?(\w+)", message)]
@@ -477,9 +477,9 @@ def _in_function_body(light: ModelProto, message: str) -> bool:
 
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
-"""Which input of a convolution has a number for each channel of the output."""
+"""The input of a convolution that has a number for each channel of the output."""
 _WEIGHTED = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
-"""Which input of a convolution has its weights."""
+"""The input of a convolution that has its weights."""
 CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *_WEIGHTED, *WINDOWED_POOLS})
 
 
@@ -508,8 +508,8 @@ def _pool(node: NodeProto, x: Tensor, output: tuple[int, ...], attrs: Mapping[st
 
 
 def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    """What shape inference does not compare: sizes of Reshape, channels of convolutions, windows of pools, constant indices; raises
-    ModelInvalidError."""
+    """Checks operands that shape inference does not compare: sizes of Reshape, channels of convolutions, windows of pools, constant
+    indices. Raises ModelInvalidError."""
     x = inputs[0] if inputs else None
     second = inputs[1] if len(inputs) > 1 else None
     if x is not None and node.op_type in WINDOWED_POOLS:

@@ -9,7 +9,7 @@ _HIDDEN = [chr(0x391 + k) for k in range(8)]
 
 
 def parse(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each operand, which has so many axes, and of the result; an ellipsis becomes capital Greek letters, aligned at the
+    """The letters of each operand, which has `ranks` axes, and of the result; an ellipsis becomes capital Greek letters, aligned at the
     right. ValueError where the equation does not fit operands of these ranks."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")

@@ -1,9 +1,9 @@
 """External data: tensors whose bytes lie in files beside the model.
 
-A model names those files, so a model from elsewhere must not be able to name /etc/shadow, a device or a pipe. What a name leads to is
+A model names those files, so a model from elsewhere must not be able to name /etc/shadow, a device or a pipe. The target of a name is
 looked up without opening it. It is opened if it is a regular file below the model's folder, or below the folder that the model file itself
-really lies in, so that links within a download cache work (`snapshots/…/model.onnx` → `blobs/…`). Whoever swaps links meanwhile gains
-nothing, because what was looked up is what is opened.
+really lies in. So links within a download cache work (`snapshots/…/model.onnx` → `blobs/…`). Whoever swaps links meanwhile gains nothing,
+because the file that was looked up is the one that is opened.
 """
 
 from __future__ import annotations

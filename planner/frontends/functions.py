@@ -1,5 +1,5 @@
-"""Inlining: bodies of functions (the model's own and those by which ONNX defines operators) and of branches whose condition is known, with
-every name inside made unique."""
+"""Inlining of functions (the model's own and those by which ONNX defines operators) and of branches whose condition is known. Every name
+inside is made unique."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 MOST_DEEP: Final = 64
 """Functions in functions."""
 _UNTOLD: Final = 1 << 62
-"""So many nodes, or more."""
+"""Stands for this many nodes, or more."""
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -32,8 +32,9 @@ def captured(node: NodeProto) -> list[str]:
 
 
 def expanded(nodes: Iterable[NodeProto], functions: Mapping[tuple[str, str, str], FunctionProto]) -> Iterator[tuple[NodeProto, float]]:
-    """Each node of a graph, and how many nodes it becomes when functions are replaced by their bodies: infinitely many where they call each
-    other in a circle, or more than `MOST_DEEP` deep. Counted, not made: each function is looked at once, however often it is called."""
+    """Each node of a graph, and how many nodes it becomes when functions are replaced by their bodies. The count is infinite where they
+    call each other in a circle, or more than `MOST_DEEP` deep. Counted, not made: each function is looked at once, however often it is
+    called."""
     known: dict[tuple[str, str, str], float] = {}
 
     def count(node: NodeProto, depth: int) -> float:
@@ -85,7 +86,7 @@ def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:
 
 
 def _rename_graph(graph: GraphProto, names: dict[str, str], attributes: dict[str, AttributeProto]) -> None:
-    """Renames outer values inside a sub-graph. What the sub-graph defines itself keeps its name, unless an outer value is called so now."""
+    """Renames outer values inside a sub-graph. Names that the sub-graph defines itself stay, unless an outer value is called so now."""
     own = _bound(graph)
     for node in graph.node:
         own.update(node.output)

@@ -1,6 +1,6 @@
-"""Operators as opsets 1 to 6 define them, rewritten as opset 7 does: broadcasting that must be asked for and starts at an axis, shapes and
-numbers as attributes or inputs that have become the other, memory that an operator may take over (`consumed_inputs`). Opset 7 is where
-kernels, ONNX's own evaluator and other runtimes begin.
+"""Operators as opsets 1 to 6 define them, rewritten as opset 7 does. Older opsets have broadcasting that must be asked for and starts at an
+axis, and memory that an operator may take over (`consumed_inputs`). Some of their attributes have become inputs, and some inputs
+attributes. Opset 7 is where kernels, ONNX's own evaluator and other runtimes begin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
 MODERN: Final = 7
-"""The opset of what `modern` gives."""
+"""The opset of the result of `modern`."""
 
 _FORGOTTEN = {"consumed_inputs", "is_test", "output_sequence"}
 """Attributes without a meaning where nothing is trained."""
@@ -42,8 +42,8 @@ def why_not(node: NodeProto, version: int, nested: bool) -> str:
 
 
 def modern(node: NodeProto, op: str, version: int, inputs: Inputs) -> list[NodeProto] | None:
-    """What a node (of `op`, in the default domain) means, in nodes of opset 7; None where it may stay as it is. `inputs` are known, maybe
-    by shape alone."""
+    """The meaning of a node (of `op`, in the default domain), in nodes of opset 7; None where it may stay as it is. `inputs` are known,
+    maybe by shape alone."""
     if op == "BatchNormalization" and version < 9 and not _value(node, "spatial", 1):
         return _by_element(node)
     rule = _RULES.get(op) if version < MODERN else None
@@ -104,7 +104,7 @@ def _broadcasting(node: NodeProto, inputs: Inputs) -> list[NodeProto]:
 
 
 def _with_axes_behind(node: NodeProto, gone: set[str], rank: int, behind: int) -> list[NodeProto]:
-    """The node, its second input with so many axes of length 1 behind its own."""
+    """The node, its second input with `behind` axes of length 1 behind its own."""
     if not behind:
         return [_again(node, gone)]
     wide = _inner(node, "wide")

@@ -1,6 +1,6 @@
 """Several networks as one model, which one plan runs without a barrier between them (HaX-CoNN, section 5.1, scenarios 2 to 4).
 
-A file `NAME.networks` is JSON. It names the networks, their models and what each of them reads:
+A file `NAME.networks` is JSON. It names the networks, their models and the inputs of each of them:
 
     {"networks": {"detect": {"model": "detector.onnx"},
                   "track":  {"model": "tracker.onnx", "inputs": {"boxes": "detect.boxes"}},
@@ -42,7 +42,7 @@ _MOST_BYTES: Final = 1 << 20
 _DOMAIN: Final = "aspen_mp.networks"
 
 
-class Network(msgspec.Struct, forbid_unknown_fields=True):
+class NetworkEntry(msgspec.Struct, forbid_unknown_fields=True):
     """`model`: the path of an .onnx file, relative to the file that names it. `inputs`: NETWORK.TENSOR for inputs that come from elsewhere.
     `after`: a network whose outputs it reads; `beside`: one whose inputs it reads, too."""
 
@@ -53,16 +53,16 @@ class Network(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Networks(msgspec.Struct, forbid_unknown_fields=True):
-    """What a .networks file holds, by the names of the networks."""
+    """The content of a .networks file, by the names of the networks."""
 
-    networks: dict[str, Network]
+    networks: dict[str, NetworkEntry]
 
 
 def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
-    """Opens and checks what a path, bytes or a ModelProto hold: a model, or with a path that ends in `.networks` several as one.
+    """Opens and checks a model given as a path, bytes or a ModelProto. A path that ends in `.networks` gives several as one.
 
-    `folder`: where external data lie when `source` is no path. Raises what `frontends.onnx.load` raises; of networks also
-    ModelInvalidError where they do not fit each other, and UnsupportedModelError for one that takes or gives strings or maps.
+    `folder`: where external data lie when `source` is not a path. Raises the errors of `frontends.onnx.load`. For networks it also raises
+        ModelInvalidError where they do not fit each other, and UnsupportedModelError for strings or maps as inputs or outputs.
     """
     if not isinstance(source, str | os.PathLike) or not os.fspath(source).endswith(SUFFIX):
         return single.load(source, folder=folder)
@@ -72,7 +72,7 @@ def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
 
 
 def members(path: str) -> dict[str, str]:
-    """The paths of the models that a .networks file joins, by the networks' names. Raises what `load` raises for the file itself."""
+    """The paths of the models that a .networks file joins, by the networks' names. Raises the errors of `load` for the file itself."""
     return _paths(path, _read(path))
 
 
@@ -138,7 +138,7 @@ def _wire(path: str, wanted: Networks, opened: dict[str, OnnxModel]) -> _Wiring:
                 raise ModelInvalidError(f"{path!r}: network {name!r} has no input {own!r}.{_hint(own, taken[name])}")
 
     def end(name: str, own: str, met: tuple[tuple[str, str], ...]) -> str:
-        """What an input of a network is in the end."""
+        """The final source of an input of a network."""
         link = links[name].get(own)
         if link is None:
             return f"{name}.{own}"
@@ -150,7 +150,7 @@ def _wire(path: str, wanted: Networks, opened: dict[str, OnnxModel]) -> _Wiring:
             raise ModelInvalidError(f"{where} is {link!r}, and there is no network {other!r}.{_hint(other, opened)}")
         found = given[other].get(tensor) or taken[other].get(tensor)
         if found is None:
-            raise ModelInvalidError(f"{where} is {link!r}, which is no tensor.{_hint(tensor, (*given[other], *taken[other]))}")
+            raise ModelInvalidError(f"{where} is {link!r}, which is not a tensor.{_hint(tensor, (*given[other], *taken[other]))}")
         _fit(where, link, taken[name][own], found)
         return link if tensor in given[other] else end(other, tensor, (*met, (name, own)))
 
@@ -171,9 +171,10 @@ def _wire(path: str, wanted: Networks, opened: dict[str, OnnxModel]) -> _Wiring:
 
 
 def _by_name(
-    path: str, name: str, network: Network, relation: str, mine: dict[str, ValueInfo], theirs_of: dict[str, dict[str, ValueInfo]]
+    path: str, name: str, network: NetworkEntry, relation: str, mine: dict[str, ValueInfo], theirs_of: dict[str, dict[str, ValueInfo]]
 ) -> dict[str, str]:
-    """What a network reads of the one that it is `relation` ("after" or "beside"), by name or because it is the only tensor of both."""
+    """The tensors that a network reads of the one that it is `relation` ("after" or "beside"). They match by name, or are the only tensors
+    of both."""
     other = network.after if relation == "after" else network.beside
     if not other:
         return {}
@@ -272,8 +273,9 @@ def _joined(path: str, wanted: Networks, opened: dict[str, OnnxModel]) -> OnnxMo
 
 
 def _symbols(wiring: _Wiring, opened: dict[str, OnnxModel]) -> dict[str, dict[str, int | str]]:
-    """What symbols of each network are called in the whole: those of shared inputs and of what comes from another network are the other's,
-    or its numbers. What one network takes from another may be taken from a third, so it is looked up as often as there are networks."""
+    """The names that symbols of each network have in the whole. Symbols of shared inputs, and of inputs from another network, are the
+    other's, or its numbers. An output taken from another network may come from a third, so names are looked up as often as there are
+    networks."""
     found: dict[str, dict[str, int | str]] = {}
     known: dict[str, ValueInfo] = {}
     for _ in opened:

@@ -1,7 +1,7 @@
 """The ONNX front-end: file, bytes or ModelProto → a checked `OnnxModel` and its signature.
 
-An `OnnxModel` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that
-a model of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
+An `OnnxModel` keeps the structure as a ModelProto without long tensors (`wire.strip`), and the tensors' bytes as views of the file. So a
+model of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
 ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
 """
 
@@ -41,7 +41,8 @@ _OTHER_FILES = {
     b"version https://git-lfs.github.com/": "a pointer of Git LFS, which stands in for the file; `git lfs pull` fetches the file itself",
     b"<": "a web page or another kind of XML",
 }
-"""What is met in place of models, by its first bytes, with which no ModelProto begins: as fields they are of kinds that there are not."""
+"""Files that users give in place of models, by their first bytes. No ModelProto begins with these: as fields they are of kinds that do not
+exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class ValueInfo:
     """One input or output of a model. `shape`: a number or a symbol per axis, None where even the rank is unknown. `dtype`: object for
     strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other"). `type`: the whole type in
     ONNX's spelling, "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where the model does not say and nothing is inferred. `keys`:
-    of an output that is a sequence of maps of which plans give the table of values (`maps`); of strings, the words whose places plans
-    take and give (`words`)."""
+    of an output that is a sequence of maps, for which plans give the table of values (`maps`). For strings these are the words whose places
+    plans take and give (`words`)."""
 
     name: str
     dtype: np.dtype[Any]
@@ -62,7 +63,8 @@ class ValueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives, in the model's order. `overridable`: initializers that are inputs too, whose values may be given."""
+    """The inputs and outputs of a model, in the model's order. `overridable`: initializers that are inputs too, whose values may be
+    given."""
 
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
@@ -70,8 +72,8 @@ class Signature:
 
 
 class OnnxModel:
-    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from. `spelt`: where it
-    has numbers for strings (`words`), the model that has the strings. `layers`: what is known of weights, by their keys, whatever the input
+    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: the source of the parser. `spelt`: where it
+    has numbers for strings (`words`), the model that has the strings. `layers`: facts about weights, by their keys, whatever the input
     shapes are."""
 
     def __init__(
@@ -145,7 +147,7 @@ class OnnxModel:
 
 
 def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
-    """Opens and checks a model given as path, bytes or ModelProto. `folder`: where external data lie when `source` is no path.
+    """Opens and checks a model given as path, bytes or ModelProto. `folder`: where external data lie when `source` is not a path.
 
     A file is mapped, not read; it must not change while the model is in use.
     """
@@ -285,7 +287,7 @@ def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
 
 
 def spelled(proto: onnx.TypeProto) -> str:
-    """A type in ONNX's spelling; what is not known of it is left out."""
+    """A type in ONNX's spelling; its unknown parts are left out."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
         return f"tensor({_element(proto.tensor_type.elem_type)})"

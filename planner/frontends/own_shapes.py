@@ -1,5 +1,6 @@
-"""Shapes of results where ONNX's inference is wrong or refuses what ONNX's text, or every runtime, takes: Einsum with axes of length 1,
-transposed convolutions whose padding follows from their output, lengths that are counted in single precision, reductions of scalars.
+"""Shapes of results where ONNX's inference is wrong, or refuses models that ONNX's text or every runtime takes. Examples are Einsum with
+axes of length 1, transposed convolutions whose padding follows from their output, lengths counted in single precision, and reductions of
+scalars.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _range(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _reduction(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """Of a scalar: its axes are none, or the last one, which it has not."""
+    """The shape of a scalar's reduction: its axes are none, or the last one, which a scalar lacks."""
     axes = inputs[1] if len(inputs) > 1 else None
     if inputs[0] is None or inputs[0].shape or axes is None:
         return None
@@ -80,7 +81,7 @@ def _reduction(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _resize(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """By scales of all axes; lengths that are whole numbers are told by ONNX's inference."""
+    """The shape by scales of all axes; lengths that are whole numbers are told by ONNX's inference."""
     k = 2 if version >= _MODERN_RESIZE else 1
     scales, x = inputs[k] if len(inputs) > k else None, inputs[0]
     if len(inputs) > 3 and inputs[3] is not None and inputs[3].size:
@@ -89,7 +90,7 @@ def _resize(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
 
 
 def _upsample(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    """By scales that are an attribute in older opsets."""
+    """The shape by scales that are an attribute in older opsets."""
     return _scaled(inputs[0], attrs.get("scales") or _known(inputs[1] if len(inputs) > 1 else None), attrs)
 
 

@@ -1,4 +1,4 @@
-"""What ONNX's checker and shape inference say is wrong with a model, in this package's words: which node, and which rule."""
+"""Errors of ONNX's checker and shape inference in this package's words: which node, and which rule."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def explained(text: str) -> str:
     parts = []
     for found, following in zip(nodes, [*nodes[1:], None], strict=True):
         rule = text[found.end() : following.start() if following else len(text)].strip()
-        if rule:  # otherwise what follows is inside this node
+        if rule:  # otherwise the rest is inside this node
             parts.append(f"{_called(found['name'] or '', found['op'])}: {rule}")
     return _short("; ".join(dict.fromkeys(parts[:_FEW])) or text)
 

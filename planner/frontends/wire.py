@@ -1,8 +1,8 @@
 """Takes the large tensors out of a serialised ONNX model without copying them.
 
 The protobuf library copies every byte of a model when it parses it, and again whenever a weight is read. A model is little structure and
-much raw data, so the wire format is walked here first: `strip` returns the bytes of the same model with each long ``raw_data`` replaced by
-a reference (an external-data entry whose location no file can have) and the places where those data lie in the file.
+much raw data, so the wire format is walked here first. `strip` returns the bytes of the same model with each long ``raw_data`` replaced by
+a reference, and the places of those data in the file. A reference is an external-data entry whose location no file can have.
 
 Field numbers are those of onnx.proto; only messages that are long enough to hide a long tensor are entered.
 """
@@ -47,7 +47,8 @@ class Stripped:
 
 
 def strip(buffer: memoryview, max_nodes: int) -> Stripped:
-    """Splits a serialised ModelProto. Raises ModelParseError where the bytes are no protobuf message, ResourceLimitError for more nodes."""
+    """Splits a serialised ModelProto. Raises ModelParseError where the bytes are not a protobuf message, ResourceLimitError for more
+    nodes."""
     walker = _Walker(buffer, max_nodes)
     pieces, _ = walker.rewrite(0, len(buffer), "model", 0)
     return Stripped(b"".join(pieces), walker.spans)
@@ -107,7 +108,7 @@ class _Walker:
         pieces: list[bytes | memoryview] = []
         last: list[bytes] = []  # references: a data_location that the tensor has itself comes before theirs, and the last one counts
         total = 0
-        kept = at  # start of what is copied as it stands
+        kept = at  # start of the bytes that are copied as they stand
         while at < end:
             start = at
             key, at = self.varint(at, end)

@@ -2,21 +2,17 @@
 
 Two levels share these classes. *ONNX level*: ``Node.op`` is an ONNX operator name, attributes are the ONNX ones. *Kernel level*, after
 `aspen_mp.planner.lower`: ``Node.op`` is a kernel's name (``"GEMM"``, see `aspen_mp.shm.tables`), a view (``"view.…"``), ``"concat"`` or
-``"OPAQUE"``, and ``Node.attrs`` holds exactly what the kernel's parameters need. Views move no data:
+``"OPAQUE"``. ``Node.attrs`` holds exactly the attributes that the kernel's parameters need. Views move no data:
 
-=================  =============================================  ====================================================
-op                 attrs                                          meaning
-=================  =============================================  ====================================================
-``view.reshape``   –                                              same elements in row-major order, another shape
-``view.transpose`` ``perm``                                       ``out.shape[i] = in.shape[perm[i]]``
-``view.slice``     ``starts``, ``steps`` (per axis, steps ≠ 0)    ``out[i] = in[starts + i * steps]``
-``view.expand``    –                                              numpy broadcasting to ``out.shape``
-``concat``         ``axis``                                       inputs side by side; placed without copies where it can be
-=================  =============================================  ====================================================
+- ``view.reshape``: the same elements in row-major order, another shape
+- ``view.transpose``, ``perm``: ``out.shape[i] = in.shape[perm[i]]``
+- ``view.slice``, ``starts``, ``steps`` (per axis, steps ≠ 0): ``out[i] = in[starts + i * steps]``
+- ``view.expand``: numpy broadcasting to ``out.shape``
+- ``concat``, ``axis``: inputs side by side; placed without copies where it can be
 
-Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of convolutions; scale
-and bias of NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which
-attributes each kernel has its `OpSpec` says (`aspen_mp.planner.ops.table`).
+Some inputs have the rank of the output, and on each axis either its dimension or 1 (broadcast). They are those of element-wise nodes
+(UNARY, BINARY, TERNARY, CAST, COPY), and the residual of convolutions. The others are scale and bias of NORM, bias and residual of GEMM,
+and the leading axes of GEMM's A and B. A kernel's `OpSpec` lists its attributes (`aspen_mp.planner.ops.table`).
 """
 
 from __future__ import annotations
@@ -35,9 +31,9 @@ VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expa
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one
-    for each index of ``axis``, or (``block``) one for each other index and each block of so many along ``axis``. Without ``scale``: the
-    constant has been widened from ``values``, which are of half precision."""
+    """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too. There is one scale and zero
+    point, or one for each index of ``axis``. With ``block`` there is one for each other index and each block of that length along ``axis``.
+    Without ``scale``: the constant has been widened from ``values``, which are of half precision."""
 
     values: Tensor
     scale: Tensor | None
@@ -48,17 +44,17 @@ class Stored:
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A value of known shape and dtype. ``data`` is set for constants. ``dtype`` is ``object`` for values that are no plain tensors
+    """A value of known shape and dtype. ``data`` is set for constants. ``dtype`` is ``object`` for values that are not plain tensors
     (strings, sequences): only OPAQUE nodes touch those.
 
-    ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
-    for every input shape; such constants go to the model's weight segment, all others into the plan.
+    ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such). It is the
+    same for every input shape. Such constants go to the model's weight segment, all others into the plan.
 
     ``stored``: of a constant that DequantizeLinear makes of others, or that has been widened. ``placed``: of integers that count on from a
     length that the model leaves open: nothing else is made of them once and for all.
 
-    A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
-    weights are converted and packed once, straight into shared memory.
+    A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous). So weights
+    are converted and packed once, straight into shared memory.
     """
 
     name: str
@@ -80,7 +76,7 @@ class Tensor:
         if self.data is not None:
             return self.data
         if self.pack is None:
-            raise ValueError(f"{self.name} is no constant")
+            raise ValueError(f"{self.name} is not a constant")
         out = np.empty(self.shape, self.dtype)
         self.write(out)
         return out
@@ -90,7 +86,7 @@ class Tensor:
         if self.data is not None or self.pack is None:
             out[...] = self.value()
             return
-        with np.errstate(all="ignore"):  # infinities and NaN are values like others; nobody reads what numpy says of them
+        with np.errstate(all="ignore"):  # infinities and NaN are values like others; nobody reads numpy's warnings about them
             self.pack(out)
 
     @property
@@ -118,9 +114,10 @@ class Origin:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show.
+    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are shown in messages.
     ``batch_slice``: which slice of the batch it computes, of how many (`planner/tiling/batch_splitting.py`). Tiles are boxes of the first
-    output; of others, which have its rank, one writes what lies in its box, the first along an axis where those have one element."""
+    output. Other outputs have its rank. A tile writes the part of them in its box, or the first tile along an axis where they have one
+    element."""
 
     op: str
     name: str

@@ -12,13 +12,13 @@ MOST_TILES = 4096
 MOST_IN_FLIGHT = 1024
 """Requests at a time that tiles may be cut for."""
 Objective = Literal["latency", "throughput"]
-"""What a model's tiles and instances are for: that one request ends soon, or that many are done in a time."""
+"""The aim of a model's tiles and instances: that one request ends soon, or that many are done in a time."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")
 Effort = Literal["none", "quick", "thorough"]
 Vectors = Literal["", "short", "halved", "whole"]
-"""What vectors a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""
+"""The vectors that a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""
 Precision = Literal["f32", "bf16"]
-"""What products with constant weights may round their factors to."""
+"""The types to which products with constant weights may round their factors."""
 PRECISIONS: Final[tuple[Precision, ...]] = ("f32", "bf16")
 Accuracy = Literal["strict", "default", "fast"]
 """How much rounding error algorithms of fewer multiplications may add to that of direct sums (`planner.cost.accuracy`)."""
@@ -35,9 +35,9 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         search: How long to search for the tiles that finish soonest on the workers that there are. "none": each operator's tiles are
             chosen by themselves. "quick": a search of seconds at most. "thorough": a search from several starts, as long as it finds
             better tiles.
-        longest_ms: The longest that a tile should take, in milliseconds by the planner's estimate: so long may a request of a higher
-            priority wait for a core. None: as long as is best for requests alone, until such a request comes, and then ``preempt_ms`` of
-            the runtime. 0: always as long as is best for requests alone.
+        longest_ms: The longest that a tile should take, in milliseconds by the planner's estimate. A request of a higher priority may wait
+            that long for a core. None: as long as is best for requests alone, until such a request comes, and then ``preempt_ms`` of the
+            runtime. 0: always as long as is best for requests alone.
     """
 
     search: Effort = "quick"
@@ -53,12 +53,12 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
-    """What tests and measurements may change besides; `Runtime.load` takes it in place of a `Planning`.
+    """Further options for tests and measurements; `Runtime.load` takes it in place of a `Planning`.
 
     `tiles`: cut every layer into about so many tiles, as far as its size and its kernel's granules allow; then nothing is searched.
     `barriers`: operator barriers as other runtimes have them: no tile of an operator starts before all tiles of the operators before it are
-    done. The tiles are those of the same planning without barriers, searched for without them, so that two such plans differ by the
-    barriers alone; the plan with barriers says nothing of the search, whose predictions are of the other.
+    done. The tiles are those of the same planning without barriers, searched for without them. So two such plans differ by the barriers
+    alone. The plan with barriers says nothing of the search, whose predictions are of the other.
     `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
     `in_flight`: for how many requests at a time the tiles are cut; 1: for requests alone. More finish more of them, later each
     (`planner.tiling.teams`). A runtime sets it for models that are loaded for throughput.
@@ -75,7 +75,7 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
 
     @property
     def longest_ns(self) -> float:
-        """Of a tile; infinite where there is no limit."""
+        """The longest that a tile should take; infinite where there is no limit."""
         return (self.longest_ms or math.inf) * 1e6
 
 

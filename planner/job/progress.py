@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 Report = Callable[[str, int, int], None]
-"""(step, done, total): what is being done, and how much of it is."""
+"""(step, done, total): the present step, and its progress."""
 EVERY: Final = 256
 """Items between two reports of how many are done: a millisecond of work, or some."""
 _T = TypeVar("_T")
@@ -20,13 +20,13 @@ _told: Report = _nobody
 
 
 def tell(report: Report | None) -> None:
-    """From now on `report` is told of what is planned in this process."""
+    """Makes `report` hear of later planning in this process."""
     global _told  # noqa: PLW0603
     _told = report or _nobody
 
 
 def at(step: str, done: int = 0, total: int = 1) -> None:
-    """So much of a step is done."""
+    """Tell that `done` of `total` parts of a step are done."""
     _told(step, done, total)
 
 

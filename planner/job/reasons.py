@@ -1,4 +1,6 @@
-"""Why a plan is as it is: a record of each decision, with what else was tried, its cost, and the rule that rejected it.
+"""Why a plan is as it is: a record of each decision.
+
+It has the other ways that were tried, their cost, and the rule that rejected them.
 
 Nobody records unless `recording` is entered. Otherwise a decision costs one look at a context variable. Plans are the same either way.
 """
@@ -14,7 +16,8 @@ import msgspec
 
 Decision = Literal["precision", "algorithm", "fusion", "stack", "layout", "split", "tiles", "order"]
 Measure = Literal["", "one core", "all cores", "network"]
-"""What costs count: the node on one core; the node on all cores, until its last tile ends; the simulated network. "": there are none."""
+"""The scope of costs: the node on one core; the node on all cores, until its last tile ends; the simulated network. "": there are none. "":
+there are none."""
 NETWORK: Final = ""
 """The node of a decision about the whole network."""
 
@@ -45,7 +48,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Recorder:
-    """`node`, `op`: what is being decided on, and from which record on. `step`: the pass at work."""
+    """`node`, `op`: the subject of present decisions, and the record from which they begin. `step`: the pass at work."""
 
     def __init__(self) -> None:
         self.reasons: list[Reason] = []
@@ -91,13 +94,13 @@ def asked() -> bool:
 
 
 def about(node: str, op: str = "") -> None:
-    """From now on decisions that name no node are about this one."""
+    """Makes later decisions that name no node be about this one."""
     if (recorder := _recorder.get()) is not None:
         recorder.node, recorder.op, recorder.begin = node, op, len(recorder.reasons)
 
 
 def by(step: str) -> None:
-    """From now on this pass is at work."""
+    """Makes this pass the author of later decisions."""
     if (recorder := _recorder.get()) is not None:
         recorder.step = step
 
@@ -117,7 +120,7 @@ def tell(make: Callable[[], Reason]) -> None:
 
 
 def here() -> tuple[Reason, ...]:
-    """What has been recorded since `about` was called."""
+    """The reasons recorded since `about` was called."""
     recorder = _recorder.get()
     return tuple(recorder.reasons[recorder.begin :]) if recorder is not None else ()
 

@@ -1,4 +1,4 @@
-"""What is asked of the planner for a model. Light, because clients and the planner process import it."""
+"""A request to the planner for a model. Light, because clients and the planner process import it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Objective, Precision, Vectors
 
 INSTANCES: Final = 2
-"""Of a model that is loaded for latency, where nobody says how many: a second request fills what the first one leaves idle."""
+"""Instances of a model that is loaded for latency, where the user gives no number: a second request fills the gaps of the first one."""
 MOST_INSTANCES: Final = 32
 SPARE: Final = 2
-"""Requests for throughput beside one for each core, at least: those that are on their way to a client and back; of many cores, half as many
-as there are."""
+"""Requests for throughput beside one for each core, at least: those that are on their way to a client and back. With many cores they are
+half as many as cores."""
 
 
 class Instructions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a processor multiplies fast.
+    """The fast multiplications of a processor.
 
     `vectors`: for which vectors products may be computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
     it sums products of bytes in one instruction (`workers._isa.sums_bytes`). `sums_bf16`: the same for pairs of bf16
@@ -34,9 +34,10 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Models that are loaded with different requests are different models, also in the plan cache.
 
-    `precision`: what factors of products may be rounded to. `winograd`: whether Winograd's and Strassen's algorithms may be used where they
-    are faster. `accuracy`: how much rounding error these may add (`planner.cost.accuracy`). `planning`: how long to search for tiles.
-    `objective`: what tiles and instances are for. `instances`: how many requests may run at a time; None: as many as the objective needs.
+    `precision`: the type to which factors of products may be rounded. `winograd`: whether Winograd's and Strassen's algorithms may be used
+    where they are faster. `accuracy`: how much rounding error these may add (`planner.cost.accuracy`). `planning`: how long to search for
+    tiles.
+    `objective`: the aim of tiles and instances. `instances`: how many requests may run at a time; None: as many as the objective needs.
     `instructions`: of the processor that plans are for, which `for_machine` says.
     """
 
@@ -49,7 +50,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instructions: Instructions = Instructions()
 
     def for_machine(self, instructions: Instructions, cores: int) -> PlanRequest:
-        """Return what it asks for on a machine of so many cores: instances are counted, and tiles are cut for them."""
+        """Return the request for a machine of `cores` cores: instances are counted, and tiles are cut for them."""
         instances = self.instances or instances_for(self.objective, cores)
         planning = self.planning
         if self.objective == "throughput":
@@ -63,17 +64,17 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def strassen(self) -> Vectors:
-        """For which vectors products may be computed by Strassen's algorithm; "": none are."""
+        """The vectors for which products may be computed by Strassen's algorithm; "": none are."""
         return self.instructions.vectors if self.winograd else ""
 
     @property
     def cache_key(self) -> tuple[Any, ...]:
-        """What plans depend on."""
+        """The options that plans depend on."""
         return self.precision, self.winograd, self.accuracy, self.planning, self.strassen, self.instructions.sums_bytes, self.bf16
 
     @property
     def weights_key(self) -> tuple[Any, ...]:
-        """What packed weights depend on."""
+        """The options that packed weights depend on."""
         return self.precision, self.winograd, self.accuracy, self.instructions.sums_bytes, self.bf16
 
 

@@ -1,5 +1,5 @@
-"""Which steps of a graph are alike in all that tiles, their costs and what they read depend on: layers repeat each other, and what has been
-worked out for one holds for all."""
+"""Steps of a graph that are alike in everything that tiles, their costs and their reads depend on. Layers repeat each other, and results
+for one hold for all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def kinds(storage: Storage) -> list[int]:
-    """A number for each of ``storage.steps``, equal for steps that are alike: same kernel and attributes, operands of the same shapes,
-    dtypes and strides, the same of them constant. Worked out once for a storage."""
+    """A number for each of ``storage.steps``, equal for steps that are alike. These have the same kernel and attributes, and operands of
+    the same shapes, dtypes and strides, of which the same are constant. Worked out once for a storage."""
     if len(storage.kinds) != len(storage.steps):
         numbers: dict[Hashable, int] = {}
         storage.kinds[:] = [numbers.setdefault(_kind(node, storage), len(numbers)) for node in storage.steps]

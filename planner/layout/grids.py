@@ -17,7 +17,7 @@ Cuts = tuple[npt.NDArray[np.int64], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """The tiles of a node: cut points per axis (the first `TILE_AXES` axes of output 0) and the axes from slowest to fastest varying tile
+    """The tiles of a node: cut points per axis (the first `TILE_AXES` axes of output 0), and axes from slowest to fastest varying tile
     number. ``counts``: cells per axis, ``n``: tiles, ``steps``: how far the tile number moves per cell along each axis."""
 
     shape: tuple[int, ...]

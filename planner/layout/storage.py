@@ -2,13 +2,13 @@
 
 Logical axes stay ONNX's everywhere; the physical layout is only strides. In order:
 
-1. concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats);
-2. each tensor gets the order in which its producer likes to write it: channels last around convolutions, POOL and what reads images
-   between their pixels, row-major for GEMM, that of the main input for everything else, also for POOL where it can share along rows;
-3. from the results backwards, tensors are placed *into* what they are read as, wherever no copy results from it: graph outputs into the
-   request's region, inputs of a concat into slices of its buffer, tensors that a transpose and reshape follow (attention heads) in the
-   order in which the reshape is a view;
-4. from the inputs forwards, views are resolved to (buffer, offset, strides), and COPY nodes put in where that is impossible.
+1. Concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats).
+2. Each tensor gets the order in which its producer likes to write it. That is channels last around convolutions, POOL and readers between
+   pixels, and row-major for GEMM. For everything else it is that of the main input, also for POOL where it can share along rows.
+3. From the results backwards, tensors are placed *into* their readers' memory, wherever no copy results from it. Graph outputs go into the
+   request's region, inputs of a concat into slices of its buffer. A tensor before a transpose and reshape (attention heads) has the order
+   in which the reshape is a view.
+4. From the inputs forwards, views are resolved to (buffer, offset, strides), and COPY nodes put in where that is impossible.
 
 Nothing here may depend on the number of workers: kernels with a fixed order of summation take it from shapes and strides.
 """
@@ -31,12 +31,12 @@ from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
 
 PAGE = 4096
 PAGED_BYTES = 64 << 10
-"""Inputs of so many bytes on begin and end with a page."""
+"""Inputs of at least this many bytes begin and end with a page."""
 ARENA, REQUEST, PLAN, WEIGHTS = "ARENA", "REQUEST", "PLAN", "WEIGHTS"
 ALIGN = 64
 
 VIEW_DEPTH = 64
-"""So many views in a row are looked through when a layout is judged."""
+"""This many views in a row are looked through when a layout is judged."""
 _CHANNELS_LAST = (Layout.CHANNELS_LAST, Layout.LINES, Layout.SPREADS)
 _ANY = (Layout.ANY, Layout.LINES)
 
@@ -247,8 +247,8 @@ class _Assignment:
         return wanted
 
     def _rows(self) -> dict[Tensor, tuple[int, ...]]:
-        """Results of element-wise ops that products read row by row, maybe through views, and their order if the terms of a row lie side by
-        side; where products read different rows, there is none."""
+        """Results of element-wise ops that products read row by row, maybe through views. Their order is the one in which the terms of a
+        row lie side by side. Where products read different rows, there is none."""
         wanted: dict[Tensor, list[tuple[int, ...]]] = {}
         for node in self.nodes:
             t = node.inputs[0] if SPECS[node.op].kind is Kind.PRODUCT else None
@@ -304,7 +304,7 @@ class _Assignment:
 
     @staticmethod
     def _view(node: Node, shape: Sequence[int], strides: st.Strides) -> st.Strides | None:
-        """Strides of a view's result (the offset is another matter), or None if it is no view of these strides."""
+        """Strides of a view's result (without its offset), or None if these strides allow no view."""
         out = node.output
         if node.op == "view.reshape":
             return st.reshape(shape, strides, out.shape)
@@ -460,11 +460,11 @@ class _Assignment:
         node.inputs = inputs
 
     def _strides(self, t: Tensor) -> st.Strides:
-        """Of what a kernel writes."""
+        """Strides of a kernel's output."""
         return self.placed[t].strides if t in self.placed else self.natural[t]
 
     def _resolve_kernel(self, node: Node) -> None:
-        lines = SPECS[node.op].planar(node) and self._strides(node.output)[1] == 1  # what it reads lies as what it writes
+        lines = SPECS[node.op].planar(node) and self._strides(node.output)[1] == 1  # its input lies as its output does
         for i, x in enumerate(node.inputs):
             if x is None:
                 continue

@@ -111,7 +111,7 @@ def overlap(a: Run, b: Run) -> bool | None:
 
 
 class Run(NamedTuple):
-    """The bytes of an operand: from `low` on, an axis for each (length, stride in bytes > 0), bytes within an element included; `high` is
+    """The bytes of an operand: from `low` on, an axis for each (length, stride in bytes > 0), bytes within an element included. `high` is
     the last one."""
 
     low: int
@@ -140,7 +140,7 @@ class Run(NamedTuple):
 
 
 def _overlap_by_digits(a: Run, b: Run) -> bool | None:
-    """Writes addresses as digits to the bases that the strides make: when every stride divides the next larger one and no sum of digits
+    """Writes addresses as digits to the bases that the strides make. When every stride divides the next larger one and no sum of digits
     carries, both operands are boxes of digits."""
     units = sorted({s for _, s in (*a.axes, *b.axes)}, reverse=True)
     if any(x % y for x, y in pairwise(units)):

@@ -1,5 +1,5 @@
-"""Lowering: ONNX-level nodes → kernel-level nodes and views. One rule an operator (`registry`), found in the files by family; what has no
-rule, or a dtype, rank or option that no kernel serves, becomes an OPAQUE node."""
+"""Lowering: ONNX-level nodes → kernel-level nodes and views. One rule an operator (`registry`), found in the files by family. A node
+becomes OPAQUE where it has no rule, or where no kernel serves its dtype, rank or option."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def lower(
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]
-        if node.op == "OPAQUE":  # what of the stage depends on data (`aspen_mp.planner.stages`)
+        if node.op == "OPAQUE":  # the stage depends on data (`aspen_mp.planner.stages`)
             results = [Tensor(t.name, t.shape, t.dtype) for t in node.outputs]
             builder.nodes.append(Node(node.op, node.name, inputs, results, node.attrs, node.onnx_op))
             for old, new in zip(node.outputs, results, strict=True):

@@ -1,4 +1,4 @@
-"""The Attention operator (opsets 23 and up), straight to its kernel: what limits a query's view becomes a causal offset and one mask."""
+"""The Attention operator (opsets 23 and up), straight to its kernel: all limits of a query's view become a causal offset and one mask."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attend(
     shape: tuple[int, ...] = (batch, heads, rows, v.shape[-1])
     kv_heads, keys = k.shape[1:3]
     if heads % kv_heads:
-        raise NoKernel(f"{heads} heads of queries are no multiple of {kv_heads} of keys")
+        raise NoKernel(f"{heads} heads of queries are not a multiple of {kv_heads} of keys")
     groups = heads // kv_heads
     mask = None if mask is None else b.align(mask, 4)
     if groups > 1:
@@ -86,7 +86,7 @@ def attend(
 
 
 def _masks(b: Builder, node: Node, rows: int, keys: int, past: int) -> tuple[bool, int, Tensor | None]:
-    """(causal, its offset, one mask): is_causal, windows, the given mask and the numbers of keys that are no padding."""
+    """(causal, its offset, one mask): is_causal, windows, the given mask and the numbers of keys that are not padding."""
     given, lengths = optional(node, 3), optional(node, 6)
     causal = bool(node.attrs.get("is_causal", 0))
     left, right = int(node.attrs.get("left_window_size", -1)), int(node.attrs.get("right_window_size", -1))
@@ -113,7 +113,7 @@ def _masks(b: Builder, node: Node, rows: int, keys: int, past: int) -> tuple[boo
         also(b.binary("LESS_EQUAL", columns, _minus(b, places, -right), BOOL))
     if given is None:
         return causal, past, keep
-    if given.shape[-1] < keys:  # what is missing at the end may not be seen
+    if given.shape[-1] < keys:  # keys missing at the end may not be seen
         value = b.constant(False if given.dtype == BOOL else -np.inf, given.dtype)
         shape = (*given.shape[:-1], keys)
         given = b.emit("PAD", [given, value], shape, given.dtype, mode="CONSTANT", begin=(0,) * len(shape))

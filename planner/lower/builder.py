@@ -1,4 +1,4 @@
-"""What lowering rules are written with: emits kernel-level nodes and views, folds views of constants, packs weights."""
+"""The builder for lowering rules: emits kernel-level nodes and views, folds views of constants, packs weights."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class NoKernel(Exception):
 
 
 Choices = list[int | Phases]
-"""Of each convolution that could be computed by Winograd's algorithm how it is: the side of its blocks, 0 directly, or over phases."""
+"""What lowering has chosen by the shapes. Of a convolution: the side of Winograd's blocks, 0 for direct sums, or the phases of strides."""
 
 
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add.
-    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `choices`: where it is empty, what
-    is chosen is noted there; else that is what is chosen. `any_size`: the same nodes are wanted whatever the shapes are."""
+    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `choices`: where it is empty, choices
+    are noted there; else lowering follows it. `any_size`: the nodes do not depend on the shapes."""
 
     def __init__(
         self,
@@ -318,8 +318,8 @@ class Builder:
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
         """Bytes [K, N] or [OC, C, KH, KW] → panels of QGEMM or QCONV (`params.packed_bytes`, i8), and whether any zero point is not 0.
-        `zero`: a constant of one element or one a column; `constant`: i32, as many, what is added to the sums. Unsigned bytes are
-        stored less 128, and so are their zero points. ValueError: so many columns there are not."""
+        `zero`: a constant of one element or one a column; `constant`: i32, as many, an addend of the sums. Unsigned bytes are stored less
+        128, and so are their zero points. ValueError: `constant` or `zero` fits another number of columns."""
         columns = b.shape[0 if len(b.shape) == 4 else 1]
         for what, tensor in (("zero points", zero), ("constants", constant)):
             if tensor is not None and tensor.size not in {1, columns}:

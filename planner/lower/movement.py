@@ -120,7 +120,7 @@ def _pad(b: Builder, node: Node) -> Tensor:
         begin[axis], end[axis] = pads[k], pads[k + len(axes)]
     if all(p <= 0 for p in pads):  # a crop
         return b.slice(x, [-p for p in begin], [1] * rank, node.output.shape)
-    if mode != "CONSTANT" and min(pads) < 0:  # what is left after the crop is repeated
+    if mode != "CONSTANT" and min(pads) < 0:  # the rest after the crop is repeated
         left = [d + min(p, 0) + min(q, 0) for d, p, q in zip(x.shape, begin, end, strict=True)]
         x = b.slice(x, [max(-p, 0) for p in begin], [1] * rank, left)
         begin = [max(p, 0) for p in begin]

@@ -13,7 +13,7 @@ from aspen_mp.planner.frontends.functions import called, subgraphs
 from aspen_mp.planner.frontends.tensors import Store
 from aspen_mp.planner.ir.graph import Node, Tensor
 
-_EMBED = 1024  # constants of up to so many bytes travel inside the model
+_EMBED = 1024  # constants of at most this many bytes travel inside the model
 
 
 def lower_opaque(node: Node, inputs: Sequence[Tensor | None], functions: Iterable[FunctionProto], store: Store) -> Node:
@@ -39,7 +39,7 @@ def build(
     store: Store,
     types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> tuple[bytes, list[Tensor]]:
-    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are no plain tensors
+    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are not plain tensors
     become initializers. `wanted`: the outputs; None where the type is not known. `types`: of values that nodes give, as far as known, for
     operators whose results have a type that their inputs do not tell."""
     initializers, infos, operands = [], [], []

@@ -120,9 +120,9 @@ Flattened = Callable[[Sequence[int]], list[int]]
 def flat_images(
     x: Shape, out: Shape, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> tuple[Shape, Shape, Flattened] | None:
-    """How a window over three axes is one over two, if it does not look beyond an element on one of the last two: images of input and of
-    output whose rows are whole images, or those of all images one after the other. The function leaves of a value for each axis those of
-    the rows and columns."""
+    """How a window over three axes is one over two, if it does not look beyond an element on one of the last two. The rows of the new
+    images of input and output are whole images, or those of all images one after the other. The function leaves of a value for each axis
+    those of the rows and columns."""
     one = [k == s == 1 and p == 0 and x[2 + a] == out[2 + a] for a, (k, s, p) in enumerate(zip(kernel, strides, pads, strict=True))]
     if one[1] and one[2]:
         images = [(n, c, d, h * w) for n, c, d, h, w in (x, out)]
@@ -227,7 +227,7 @@ def phases_of_image(b: Builder, x: Tensor) -> Tensor:
 
 
 def phases_of_weights(b: Builder, w: Tensor, before: tuple[int, int], kernel: tuple[int, int]) -> Tensor:
-    """[OC, C, KH, KW] → [OC, 4 C, *kernel], with so many zeros before the first row and column."""
+    """[OC, C, KH, KW] → [OC, 4 C, *kernel], with `before` zeros before the first row and column."""
     oc, c, kh, kw = w.shape
     rows, columns = kernel
 
@@ -324,8 +324,8 @@ def _pool_images(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, 
 
 
 def _pool_volume(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, ...]], options: dict[str, Any]) -> Tensor:
-    """Within each image, then over the depth of what is left of them: maxima of maxima, and averages of averages, because all elements of a
-    window that lie in one image are as many as in any other."""
+    """Pools within each image, then over the remaining depth: maxima of maxima, and averages of averages. Averages may do so because every
+    image has as many elements of a window as any other."""
     n, c, d, h, w = x.shape
     if any(axis[:4] != (1, 1, 1, 0) or axis[4] for axis in axes[1:]):
         images = b.reshape(b.transpose(x, (0, 2, 1, 3, 4)), (n * d, c, h, w))

@@ -1,5 +1,5 @@
 """Linear quantisation. Results are those of ONNX's definition: products of integers are exact. Where the weights are constant, kernels for
-bytes compute them, else those for single precision, whose sums are cut into parts that a float holds exactly."""
+bytes compute them. Else those for single precision do, whose sums are cut into parts that a float holds exactly."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
 
 @rule("DynamicQuantizeLinear")
 def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
-    """As bytes of a scale and a zero point that fit the data."""
+    """Quantises to bytes of a scale and a zero point that fit the data."""
     x = data(node)
     require_f32(x)
     if x.size == 0:
@@ -72,8 +72,8 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
 
 
 def _blocks(shape: Shape) -> tuple[int, int]:
-    """Along which axis a tensor is cut for its extremes, and into how many blocks: one that no layout has innermost, where that is long
-    enough, because a block of an inner axis is read in small pieces."""
+    """The axis along which a tensor is cut for its extremes, and the number of blocks. The axis is one that no layout has innermost, if
+    that is long enough: a block of an inner axis is read in small pieces."""
     wanted = -(-prod(shape) // _BLOCK)
     inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
     outer = [k for k in range(len(shape)) if k not in inner and shape[k] >= min(wanted, _FEW)]
@@ -83,7 +83,7 @@ def _blocks(shape: Shape) -> tuple[int, int]:
 
 @rule("FakeQuantize")
 def _fake_quantize(b: Builder, node: Node) -> Tensor:
-    """Of our own: `passes.quantization`."""
+    """A function of our own: `passes.quantization`."""
     return b.unary("FAKE_QUANTIZE", data(node), node.attrs["scale"], node.attrs["lowest"])
 
 
@@ -225,7 +225,7 @@ def _widen(source: Tensor, offset: npt.NDArray[Any], out: npt.NDArray[Any]) -> N
 
 
 def _parts(right: Tensor, axis: int, window_axes: int) -> list[tuple[int, int]]:
-    """Spans of the axis along which products are added, whose sums are exact whatever is on the left: at most 255 a term, on either side,
+    """Spans of the axis along which products are added, whose sums are exact whatever is on the left. A term is at most 255 on either side,
     and less where constants say so. Each step of the axis has a product for each element of the last `window_axes`."""
     rank = len(right.shape)
     axis, window = axis % rank, tuple(range(rank - window_axes, rank))

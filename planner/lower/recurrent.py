@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN: a product with all steps' inputs, then runs of steps (kernels of the same names), each direction by itself.
 
-A run is a node; its tiles are rows of the batch, each of which goes through the run's steps alone. What a layer may gain by more than one
-run, and what it costs, see `runs`. The runs write their parts of Y where Y lies.
+A run is a node; its tiles are rows of the batch, each of which goes through the run's steps alone. `runs` states the gain and the cost of
+more than one run for a layer. The runs write their parts of Y where Y lies.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Array = npt.NDArray[Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 ALONE_BYTES = 1 << 20
-"""Recurrent weights of a direction that are more than this do not stay in a core's own cache from step to step, or not on every machine:
-then steps take as long as it takes to read them from further away, and each is a node whose units cores share, so that every core reads
-its own part alone, again and again."""
+"""Recurrent weights of a direction of more bytes do not stay in a core's own cache from step to step, or not on every machine. Then a step
+takes as long as reading them from further away. So each step is a node whose units cores share, and every core reads its own part alone,
+again and again."""
 MOST_ALONE = 256
 """Nodes of a direction whose steps are nodes: longer sequences go in runs, because planning takes as long as there are nodes."""
 RUNS = 8
-"""Of a direction, at most. When a layer has done one, the next layer can begin: with so many, two layers on two cores wait for an eighth of
-a layer's time at the ends, and more would save little."""
+"""Most runs of a direction. When a layer has done one, the next layer can begin. So two layers on two cores wait for an eighth of a layer's
+time at the ends, and more runs would save little."""
 RUN_NS = 100_000.0
-"""What a run should take at least, by the next two: a tile costs some µs to schedule."""
+"""The least time of a run, by the next two: a tile costs some µs to schedule."""
 BYTE_NS, FLOP_NS = 0.015, 0.01
 """A byte of weights that is read, two operations; built-in figures, so that layers are cut the same everywhere."""
 
@@ -108,7 +108,7 @@ def _text(node: Node, name: str, default: str) -> str:
 
 
 def _attributes(node: Node, directions: int) -> dict[str, Any]:
-    """Of the kernel, as far as they say how a step goes."""
+    """The kernel's attributes, as far as they say how a step goes."""
     if float(node.attrs.get("clip") or 0.0) > 0.0 or node.attrs.get("input_forget", 0):
         raise NoKernel("no kernel has clip or input_forget")
     given = node.attrs.get("activations") or DEFAULTS[node.op] * directions
@@ -133,7 +133,7 @@ def _direction(
 ) -> list[Tensor]:
     """Y [T, 1, B, H], the hidden state and (of LSTM) the cell state [1, B, H] behind the last step."""
     w, r, bias = weights
-    if x.producer is None or x.producer.op != "view.transpose":  # else its rows are no run of memory, and would be copied to be one
+    if x.producer is None or x.producer.op != "view.transpose":  # else its rows are scattered, and would be copied
         x = b.reshape(x, (layer.steps * layer.batch, x.shape[2]))
     p = b.gemm(x, _columns(b, w, k), None if bias is None else _outside(b, layer, bias, k))
     p = b.reshape(p, (layer.steps, layer.batch, p.shape[-1]))
@@ -174,7 +174,7 @@ def _columns(b: Builder, w: Tensor, k: int) -> Tensor:
 
 
 def _outside(b: Builder, layer: Layer, bias: Tensor, k: int) -> Tensor:
-    """What can be added before the first step: both biases, but not that of GRU's product which the reset gate takes a share of."""
+    """The bias that can be added before the first step: all of both biases, except the part of GRU's product that the reset gate scales."""
     n = layer.gates * layer.hidden
     whole = n - layer.hidden if layer.attrs.get("form") == "reset last" else n
 
@@ -193,10 +193,10 @@ def _state(b: Builder, state: Tensor, k: int) -> Tensor:
 
 
 def runs(layer: Layer) -> list[tuple[int, int]]:
-    """Which steps of a direction are a node each, [begin, end), in the order of steps.
+    """The runs of steps of a direction that are a node each, [begin, end), in the order of steps.
 
     A run's tiles only share rows of the batch, so one core has to read all recurrent weights for every step. Where they stay in its own
-    cache that is as fast as it gets, and a run should be long: a node costs planning, a tile scheduling and a state that comes from another
+    cache that is as fast as it gets, and a run should be long. A node costs planning, scheduling a tile, and fetching a state from another
     core. Where they do not, steps are nodes (`ALONE_BYTES`). The number of nodes is bounded in either case (`RUNS`, `MOST_ALONE`).
     """
     if layer.alone:

@@ -27,7 +27,7 @@ _REDUCE = {
 _LOGARITHMS = {"ReduceLogSum", "ReduceLogSumExp"}
 _REDUCED = {"float32", "float64", "int32", "int64"}
 LONG = 1 << 22
-"""Elements that one output may be made of in one go: a tile that folds more takes milliseconds, and no other worker can help with it."""
+"""Elements that one output may be made of in one go. A tile that folds more takes milliseconds, and no other worker can help with it."""
 PART = 1 << 18
 """How many of them a part takes at most where there are more."""
 _IN_PARTS = {
@@ -42,7 +42,7 @@ _IN_PARTS = {
     "LOG_SUM": ("SUM", "LOG_SUM"),
     "LOG_SUM_EXP": ("LOG_SUM_EXP", "LOG_SUM_EXP"),
 }
-"""By function: what is done within a part, and what with the parts' results."""
+"""By function: the reduction within a part, and that of the parts' results."""
 
 
 @rule(*_REDUCE)
@@ -106,7 +106,7 @@ def _piece(b: Builder, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
 
 
 def _of_one(b: Builder, node: Node, x: Tensor) -> Tensor:
-    """The reduction of single elements: what it does besides adding."""
+    """The reduction of single elements: its work besides adding."""
     if node.op in {"ReduceL1", "ReduceL2"}:
         return b.unary("ABS", x)
     if node.op == "ReduceSumSquare":

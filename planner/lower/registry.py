@@ -1,4 +1,4 @@
-"""Which rule lowers which ONNX operator."""
+"""Registers the rule that lowers each ONNX operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aspen_mp.planner.lower.builder import Builder
 Rule = Callable[[Builder, Node], Tensor | list[Tensor]]
 
 RULES: dict[str, Rule] = {}
-"""Operator → rule. A rule takes the node with inputs already lowered and returns what stands for its outputs, or raises NoKernel."""
+"""Operator → rule. A rule takes the node with inputs already lowered and returns the tensors of its outputs, or raises NoKernel."""
 
 
 def rule(*ops: str) -> Callable[[Rule], Rule]:

@@ -60,7 +60,7 @@ def _roi_align(b: Builder, node: Node) -> Tensor:
 
 @rule("DeformConv")
 def _deform_conv(b: Builder, node: Node) -> Tensor:
-    """What each tap reads at each pixel as channels, and a convolution of single pixels."""
+    """Becomes the samples of all taps at each pixel as channels, and a convolution of single pixels."""
     x, w, offsets, bias, mask = data(node), data(node, 1), data(node, 2), optional(node, 3), optional(node, 4)
     require_f32(x, w, offsets, bias, mask)
     if len(x.shape) != 4:

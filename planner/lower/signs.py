@@ -1,4 +1,4 @@
-"""What is known of the sign of computed values, whatever the inputs are.
+"""The sign of computed values, as far as it is known whatever the inputs are.
 
 A power of a half is a root but for two values: (-0)^-½ is +∞ where 1/√-0 is -∞, and (-∞)^½ is +∞ where √-∞ is not a number. Where neither
 can occur, as in every norm, the root will do.
@@ -19,7 +19,7 @@ _MOST = 1 << 16
 
 
 class Sign(IntEnum):
-    """Of all elements that are numbers. Each level implies those before it."""
+    """The sign of all elements that are numbers. Each level implies those before it."""
 
     ANY = 0
     NOT_BELOW = 1
@@ -32,7 +32,7 @@ _PLUS = frozenset({"SQUARE", "ABS", "EXP", "SIGMOID", "SOFTPLUS"})
 
 
 def sign_of(tensor: Tensor, deep: int = _DEEP) -> Sign:
-    """Of a tensor of a graph at kernel level."""
+    """The sign of a tensor of a graph at kernel level."""
     if tensor.data is not None:
         return _of_constant(tensor)
     node = tensor.producer
@@ -74,7 +74,7 @@ def _of_unary(node: Node, deep: int) -> Sign:
         return Sign.PLUS
     if opcode == "RELU" or (opcode == "CLIP" and node.attrs["a"] >= 0):
         return Sign.NOT_BELOW
-    if opcode == "SQRT":  # what is below 0 becomes no number
+    if opcode == "SQRT":  # numbers below 0 become NaN
         return max(_of_input(node, 0, deep), Sign.NOT_BELOW)
     if opcode == "RECIPROCAL":
         return Sign.PLUS if _of_input(node, 0, deep) is Sign.PLUS else Sign.ANY

@@ -39,8 +39,8 @@ def _einsum(b: Builder, node: Node) -> Tensor:
 
 
 def _without_repeated(b: Builder, tensors: list[Tensor], terms: list[str], sizes: dict[str, int]) -> tuple[list[Tensor], list[str]]:
-    """Operands without their axes of length 1 that another operand has longer: to a product such an axis is not there, and what is summed
-    is summed once, over the other's."""
+    """Operands without their axes of length 1 that another operand has longer. A product ignores such an axis, and sums are taken once,
+    over the other's."""
     kept, letters = [], []
     for tensor, term in zip(tensors, terms, strict=True):
         axes = [k for k, letter in enumerate(term) if tensor.shape[k] == sizes[letter]]

@@ -21,7 +21,7 @@ SCORE_NS = 0.5
 PACK_NS = 0.7
 """An element of K or V that ATTENTION moves to scratch memory."""
 FEW_QUERIES, PACK_FEW_NS = NUMBERS["PACK_ROWS"], 0.1
-"""Of fewer rows V is read in place, and there is hardly more to packing than moving elements of K."""
+"""For fewer rows V is read in place, and packing is hardly more than moving elements of K."""
 KEYS = NUMBERS["KEYS"]
 """Keys that ATTENTION takes at a time."""
 

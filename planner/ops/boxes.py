@@ -1,4 +1,4 @@
-"""Boxes, and what is made of them in many places."""
+"""Boxes, and operations on them in many places."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls of kernels: an op as its kernel sees it, and what checks of all families ask of it.
+"""Calls of kernels: an op as its kernel sees it, and questions that checks of all families ask about it.
 
-A check sees the shapes and dtypes of output and inputs and the i64 parameters, as written down in ``workers/kernels/kernel.h``, and raises
-`Misfit` naming what does not fit. Kernels trust a plan in this: what passes cannot make one leave its operands.
+A check sees the shapes and dtypes of output and inputs and the i64 parameters, as written down in ``workers/kernels/kernel.h``. It raises
+`Misfit`, which names the part that does not fit. Kernels trust a plan in this: a call that passes cannot make one leave its operands.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def has_function(call: Call, i: int) -> None:
 
 
 def ranked(arg: Arg, rank: int, what: str) -> None:
-    """An operand must have so many axes."""
+    """An operand must have `rank` axes."""
     if len(arg.shape) != rank:
         raise Misfit(f"rank of {what}", len(arg.shape), rank)
 

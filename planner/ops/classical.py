@@ -1,5 +1,5 @@
-"""Kernels of ai.onnx.ml: a row of the output comes of the same row of the input, and of whole tables. What the tables of TREES and DUELS
-say is bounded by the kernels themselves, where it is used."""
+"""Kernels of ai.onnx.ml: a row of the output comes of the same row of the input, and of whole tables. The kernels themselves bound the
+content of the tables of TREES and DUELS, where it is used."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _rbf_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regio
 
 
 MOST_STEPS = 1 << 21
-"""Of a walk from the root of a tree."""
+"""Most steps of a walk from the root of a tree."""
 WORDS = {4: F32, 6: F64}
 """Words of a node of TREES, and the type of its threshold and weight."""
 MOST_CLASSES = 1 << 12

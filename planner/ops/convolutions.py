@@ -44,8 +44,7 @@ def depth(a: dict[str, Any]) -> tuple[int, int, int, int]:
 
 
 def image_scratch(channels: int, box: tuple[int, int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> int:
-    """Bytes that QCONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each
-    tap."""
+    """Bytes that QCONV takes for rows and columns of output: the pixels that they read, a number for each pixel, a pointer for each tap."""
     pixels = prod((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(box, kernel, strides, dilations, strict=True))
     return pixels * -(-channels // BYTES_GROUP) * BYTES_GROUP + 4 * prod(box) + 8 * prod(kernel) + 192
 
@@ -112,7 +111,7 @@ def _conv_flops(node: Node) -> float:
 
 
 def _one_group_flops(node: Node) -> float:
-    """Of kernels that know no groups."""
+    """Operations of kernels without groups."""
     a = node.inputs[0]
     return 2.0 * node.output.size * a.shape[1] * int(prod(node.attrs["kernel"])) if a is not None else 0.0
 
@@ -174,7 +173,7 @@ def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: 
 
 
 def windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    """What the windows of boxes see along the axes of an image or a volume. Writes to `lo` and `hi`."""
+    """The input of the windows of boxes along the axes of an image or a volume. Writes to `lo` and `hi`."""
     a = node.attrs
     first = len(shape) - 2
     axes = [(first + k, (a["kernel"][k], a["strides"][k], a["dilations"][k], a["pads"][k])) for k in range(2)]
@@ -277,7 +276,7 @@ def _pool_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
 
 
 WIDEST_WINDOW = 64
-"""Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
+"""Rows and columns that a window of PWDW may span or move by: scratch memory holds all of them."""
 MOST_COPIED = 1 << 34
 """Bytes of scratch memory that QCONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
 MOST_ROWS = NUMBERS["MAX_ROWS"]
@@ -285,7 +284,7 @@ MOST_ROWS = NUMBERS["MAX_ROWS"]
 
 
 def window(call: Call, first: int, pads: int) -> tuple[int, int]:
-    """Sides of a window whose kernel, strides, dilations and so many paddings are the parameters from `first` on."""
+    """Sides of a window whose kernel, strides, dilations and `pads` paddings are the parameters from `first` on."""
     for k in range(6):
         in_range(call, first + k, ("kernel", "kernel", "stride", "stride", "dilation", "dilation")[k], 1, LIMIT)
     for k in range(pads):

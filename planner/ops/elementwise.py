@@ -12,7 +12,7 @@ from aspen_mp.planner.ops.spec import COPY, OPAQUE, PLAIN_NS, Cost, Input, Kind,
 from aspen_mp.shm.tables import BINARY, DTYPES, TERNARY, UNARY
 
 EPILOGUE = 0.7
-"""What a function takes in an epilogue, of what it takes in a kernel of its own: nothing is read and written."""
+"""The time of a function in an epilogue, as a share of its time in a kernel of its own: nothing is read and written."""
 FUNCTION_NS = {"EXP": 0.2, "LOG": 0.4, "SIGMOID": 0.3, "TANH": 0.4, "ERF": 0.6, "ELU": 0.3, "SELU": 0.3, "CELU": 0.4, "SOFTPLUS": 0.5}
 FUNCTION_NS |= {"GELU_ERF": 0.5, "GELU_TANH": 0.35, "SWISH": 0.3, "MISH": 0.4, "SIN": 1.0, "COS": 1.0, "TAN": 1.2, "ASIN": 2.1}
 FUNCTION_NS |= {"FAKE_QUANTIZE": 0.12, "ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.8, "ACOSH": 1.7, "ATANH": 1.7}
@@ -24,7 +24,7 @@ _DIVIDED_NS = 1.9
 
 
 def activation_ns(node: Node) -> float:
-    """What the activation of a node costs for each element of its output."""
+    """The cost of a node's activation for each element of its output."""
     act = node.attrs.get("act")
     return EPILOGUE * FUNCTION_NS.get(act[0], 0.0) if act is not None else 0.0
 
@@ -131,4 +131,4 @@ SPECS = (
     OpSpec(name=OPAQUE, outputs=0, region=all_of_it, layout=Layout.ANY),
 )
 """The last one is any sub-graph. Its attribute ``model`` is a serialised ModelProto whose graph inputs and outputs are the node's, in
-order; missing optional inputs have no graph input, so its inputs hold no ``None``."""
+order. Missing optional inputs have no graph input, so its inputs hold no ``None``."""

@@ -144,7 +144,7 @@ SPECS = (
         name="STANDARDIZE",
         inputs=(
             Input("x", "[N, C, spatial axes]"),
-            Input("moments", "what MOMENTS makes of X"),
+            Input("moments", "MOMENTS of X"),
             SCALE,
             SHIFT,
             Input("residual", "as the output", True),

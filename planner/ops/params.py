@@ -1,6 +1,6 @@
 """Attributes of kernel-level nodes → the i64 parameters of a kernel call.
 
-An `OpSpec` says which ones its kernel has, and what they mean; ``workers/kernels/kernel.h`` says what they mean to the kernel.
+An `OpSpec` lists those of its kernel, and their meaning; ``workers/kernels/kernel.h`` gives their meaning to the kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def integer(name: str, about: str, default: int | None = None) -> Param:
 
 
 def integers(name: str, words: int, about: str, default: Sequence[int] | None = None) -> Param:
-    """So many whole numbers."""
+    """A parameter of `words` whole numbers."""
     return Param(name, about, words, lambda a: _value(a, name, default))
 
 

@@ -40,25 +40,26 @@ BYTES_GROUP, BYTES_HEADER = NUMBERS["BYTES_GROUP"], NUMBERS["BYTES_HEADER"]
 
 
 def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int, int]:
-    """The shape of packed bytes of [depth, columns], or of so many taps of them."""
+    """The shape of packed bytes of [depth, columns], or of `taps` taps of them."""
     return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what STRASSEN makes of A[…, M, K]: seven factors of each pair of rows, of half the terms, one more value, and as many as
-    it takes to an uneven number of cache lines."""
+    """The shape of STRASSEN's result for A[…, M, K]: seven factors of each pair of rows, of half the terms. There is one more value, and as
+    many as it takes to an uneven number of cache lines."""
     return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
-SEVEN_PART = NUMBERS["SEVEN_PART"]
+STRASSEN_PART = NUMBERS["SEVEN_PART"]
 """Terms of a half, at most, that Strassen's products take at a time."""
 
 
-def seven_scratch(terms: int, halves: bool = False) -> int:
-    """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what some
-    pairs of rows have so far. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a panel."""
+def strassen_scratch(terms: int, halves: bool = False) -> int:
+    """Bytes that GEMM takes for Strassen's products. They are right factors of a part of the terms, and where there are several parts, the
+    sums so far of some pairs of rows. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a
+    panel."""
     half = terms // 2
-    parts = max(-(-half // SEVEN_PART), 1)
+    parts = max(-(-half // STRASSEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
     floats = 4 * longest + terms if halves else 0
     return 4 * 32 * (5 * longest + (7 * NUMBERS["SEVEN_PAIRS"] if parts > 1 else 0) + floats)
@@ -67,19 +68,19 @@ def seven_scratch(terms: int, halves: bool = False) -> int:
 RESIDUAL_NS = 0.18
 """An element of the output of a matrix kernel, where a residual is added to it."""
 UNPACKED, UNPACKED_HALVES = 0.6, 0.4
-"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
+"""The time of making a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 DOUBLE_TERM_NS = 0.06
 """A multiply-add of DGEMM."""
 
 
-def by_sevens(node: Node) -> bool:
+def by_strassen(node: Node) -> bool:
     """Whether a product takes left factors of Strassen's."""
     return node.op in ("GEMM", "QNBITGEMM") and len(node.inputs) > 6
 
 
 def _gemm_flops(node: Node) -> float:
     a = node.inputs[0]
-    return 2.0 * (7 / 8 if by_sevens(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
+    return 2.0 * (7 / 8 if by_strassen(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
 
 
 def _gemm_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -177,7 +178,7 @@ def _qnbitgemm_checks(call: Call) -> None:
 
 
 def bytes_and_scales(call: Call, last: int) -> None:
-    """What the products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
+    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
     out, a, b = call.out, call.input(0), call.input(1)
     in_range(call, 0, "zeros", 0, 2)
     has_function(call, last)
@@ -259,8 +260,8 @@ def _terms(node: Node) -> int:
 
 def _gemm_scratch(node: Node) -> int:
     """Where weights are packed floats, only Strassen's algorithm takes any."""
-    if by_sevens(node):
-        return seven_scratch(_terms(node), node.op == "QNBITGEMM")
+    if by_strassen(node):
+        return strassen_scratch(_terms(node), node.op == "QNBITGEMM")
     return 0 if node.attrs.get("packed_b", False) else 128 * _terms(node)
 
 
@@ -269,7 +270,7 @@ PANELS = "[panels, K, 32]"
 BIAS = Input("bias", "added to the sums", True, Seen.OUTPUT)
 RESIDUAL = Input("residual", "added behind the bias, or at the end", True, Seen.OUTPUT)
 SCALE, SHIFT = Input("scale", "[N], behind the activation", True), Input("shift", "[N], with the scale", True)
-LEFT = Input("left", "what STRASSEN makes of A", True)
+LEFT = Input("left", "STRASSEN of A", True)
 ALPHA = real("alpha", "a factor of the sums")
 ACT = activation("act", "behind bias and residual: act(alpha * sums + bias + residual) * scale + shift")
 LAST = Param(

@@ -12,18 +12,18 @@ from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, TileModel, each
 from aspen_mp.shm.tables import NUMBERS
 
 GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
-"""Without and with linear_before_reset; a step of the first in two halves."""
+"""The forms without and with linear_before_reset, and a step of the first in two halves."""
 
 
 def recurrent_gates(node: Node) -> int:
-    """Of LSTM, GRU or RNN."""
+    """The number of gates of LSTM, GRU or RNN."""
     w = node.inputs[1]
     assert w is not None
     return w.shape[2]
 
 
 def recurrent_steps(node: Node) -> int:
-    """Of LSTM, GRU or RNN. Half a step of GRU has two outputs in one, or multiplies with the weights of one gate alone."""
+    """The steps of LSTM, GRU or RNN. Half a step of GRU has two outputs in one, or multiplies with the weights of one gate alone."""
     return 1 if node.attrs.get("form") == "gates" else node.output.shape[0]
 
 
@@ -32,11 +32,12 @@ def _flops(node: Node) -> float:
 
 
 UNITS = NUMBERS["UNITS"]
-"""Of a panel of packed recurrent weights."""
+"""Units of a panel of packed recurrent weights."""
 
 
 def _recurrent_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    """A run's steps up to the last one that the box needs: of that one the box's units, if their gates need no others of the same step."""
+    """A run's steps up to the last one that the box needs. Only the box's units of that one are needed, if their gates read no others of
+    the same step."""
     steps, _, _, hidden = node.output.shape
     reverse, first = node.attrs["reverse"], node.attrs["first"]
     form = node.attrs.get("form", "")
@@ -67,7 +68,7 @@ def _recurrent_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) ->
 
 
 def _half_step(i: int, shape: Shape, lo: Boxes, hi: Boxes, gates: bool, steps: tuple[int, int]) -> Region:
-    """Of a GRU that resets first. `steps`: of P, and of the state before."""
+    """The region of half a step of a GRU that resets first. `steps`: of P, and of the state before."""
     out_lo, out_hi = whole(shape, len(lo))
     if i == 0:
         hidden = shape[2] // 3
@@ -124,7 +125,7 @@ def _recurrent_checks(gates: int) -> Check:
 
 
 def _reads(node: Node) -> float:
-    """Of P the run's own steps, and states."""
+    """Bytes of the run's own steps in P, and of states."""
     _, _, rows, hidden = node.output.shape
     return 4.0 * rows * hidden * (recurrent_steps(node) * recurrent_gates(node) + 2)
 

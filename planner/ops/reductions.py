@@ -192,7 +192,7 @@ SPECS = (
     ),
     OpSpec(
         name="QPARAMS",
-        inputs=(Input("extremes", "what MINMAX makes of a tensor; the outputs are scale and zero point, of one element each"),),
+        inputs=(Input("extremes", "MINMAX of a tensor; the outputs are scale and zero point, of one element each"),),
         outputs=2,
         region=all_of_it,
         checks=_qparams_checks,

@@ -43,7 +43,7 @@ POINT_NS, TAP_NS = 10.0, 0.7
 SAMPLED_NS, SAMPLED_TAP_NS, ROI_TAP_NS = 0.15, 0.03, 0.07
 """A result that comes of several pixels, and each of them: of GRIDSAMPLE and of ROIALIGN."""
 REGION = 14.0
-"""Pixels along an axis of a region of ROIALIGN: detectors take them from images in which they have about so many."""
+"""Pixels along an axis of a region of ROIALIGN, about, in the images from which detectors take them."""
 DEFORM_NS, PLACE_NS = 0.15, 20.0
 """An element that DEFORM writes, and a place where it reads."""
 
@@ -97,7 +97,7 @@ def _deform_ns(node: Node, ops: float) -> float:
 
 
 FEW_SAMPLED = 8
-"""Fewer channels than this are no lines: vectors of pixels read them, in any layout."""
+"""Fewer channels than this do not make lines: vectors of pixels read them, in any layout."""
 
 _EXACT = 1 << 20
 """Positions on shorter axes, and halves of them, are exact in single precision."""
@@ -110,8 +110,8 @@ def _resize_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Re
         scale = a["scales"][axis]
         if scale == 1.0 and dim == target[axis]:
             continue
-        # The kernel's arithmetic may round differently from this one, nearest elements are found in single precision: unless the scale is
-        # a power of two, stay on the safe side.
+        # The kernel's arithmetic may round differently from this one; nearest elements are found in single precision. Unless the scale is a
+        # power of two, stay on the safe side.
         long = max(dim, target[axis])
         exact = np.frexp(scale)[0] == 0.5 and not a["coordinate"].startswith("align") and long < _EXACT
         slack = 0.0 if exact else max(1e-4, 1e-6 * long)
@@ -171,7 +171,7 @@ def _gridsample_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -
 
 
 def _roialign_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    """Which image a region is of is read; where that is known the images between the first and the last one, else all."""
+    """The images of the regions: those between the first and the last one where `batches` is known, else all."""
     if i > 0:
         out_lo, out_hi = whole(shape, len(lo))
         out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]
@@ -207,9 +207,9 @@ def _deform_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Re
 
 
 LONGEST_IMAGE = 1 << 30
-"""So many pixels along an axis are too many for those that read images between their pixels."""
+"""This many pixels along an axis are too many for kernels that read images between their pixels."""
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
-"""Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
+"""Most points of a cell of ROIALIGN along an axis; most bytes of its lists of pixels."""
 
 
 def _resize_checks(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a kernel: one `OpSpec`, in the file of its family, beside the functions that it names.
+"""The facts about a kernel: one `OpSpec`, in the file of its family, beside the functions that it names.
 
 `table.SPECS` collects them. Outside this folder only lowering and passes name kernels, because they make them; all others ask a kernel's
 spec. Functions of a spec see kernel-level nodes (`aspen_mp.planner.ir.graph`).
@@ -23,11 +23,11 @@ COPY: Final = "COPY"
 STACKS: Final = ("PWDW", "STACK")
 """Ops that run several layers of a network depth first."""
 SILENT: Final = ("JOIN", "END")
-"""Ops of plans that no node stands for and no kernel runs: what keeps edges few, and the end of a request."""
+"""Ops of plans that no node stands for and no kernel runs: joins, which keep edges few, and the end of a request."""
 
 
 class Kind(Enum):
-    """What a kernel does with elements, where other rooms treat kernels alike by that."""
+    """The way in which a kernel treats elements, where other rooms treat kernels alike by that."""
 
     OTHER = auto()
     ELEMENTWISE = auto()
@@ -39,8 +39,8 @@ class Kind(Enum):
 
 
 class Seen(Enum):
-    """Shape and strides of an input as a kernel sees them: axes of one element that are broadcast have the length that the kernel expects
-    and stride 0."""
+    """Shape and strides of an input as a kernel sees them. Broadcast axes of one element have the length that the kernel expects and stride
+    0."""
 
     AS_IS = auto()
     """Its own shape."""
@@ -63,14 +63,14 @@ class Layout(Enum):
     SPREADS = auto()
     """That of the main input, and where a neighbour wishes for channels last, the wish goes on to the others."""
     CHANNELS_LAST = auto()
-    """Of images, which its main input should be, too."""
+    """Channels last, for images; its main input should be so, too."""
     LINES = auto()
     """Channels last where channels are not few, because it reads whole lines of them, anywhere in the image; its output may lie in any
     order."""
 
 
 class TileModel(Enum):
-    """What a tile costs by its sides, and so how an output is cut (`cost/tile_cost.py`, `tiling/policy.py`)."""
+    """The cost of a tile by its sides, and so how an output is cut (`cost/tile_cost.py`, `tiling/policy.py`)."""
 
     ELEMENTS = auto()
     """Every element costs the same."""
@@ -85,9 +85,9 @@ class TileModel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a kernel. `role`: the same for the same thing in all kernels; `about`: its shape and what it is, where the role does not
-    say that. `packed`: a weight in panels, read as one run of memory: always, or where the attribute of that name says so; such a weight
-    is seen as it is."""
+    """An input of a kernel. `role`: the same for the same thing in all kernels; `about`: its shape and meaning, where the role does not say
+    that. `packed`: a weight in panels, read as one run of memory: always, or where the attribute of that name says so. Such a weight is
+    seen as it is."""
 
     role: str
     about: str = ""
@@ -126,16 +126,16 @@ def each(ns: float) -> Callable[[Node], float]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the cost model knows of a kernel (`cost/op_cost.py`). Results never depend on it.
+    """The cost model's facts about a kernel (`cost/op_cost.py`). Results never depend on it.
 
     `flops`: operations of a node; multiply-adds count two, transforms of Winograd's algorithm none. `element_ns`: nanoseconds of one of
     them on one core with all data at hand, without the activation. `ns(node, flops)`: the same of a node, where that is not the product of
-    both. `tiles`: the model of tiles; `item`: bytes of what is multiplied, so many times fewer than four as multiply-adds take less time;
-    `unpacked`: of stored weights that become floats first, rows of the product that this takes as long as; `residual_ns`: what a residual
-    costs for each element of the output of a matrix kernel; `input_ns`: what an element of the input costs each time it is read. `hides`:
-    weights come from memory behind the arithmetic; else what comes from memory comes on top. `picks`: it reads of its inputs no more than
-    it writes. `reads`: bytes of activations that it reads, where those are not its inputs. `scratch`: upper bound of the scratch bytes of
-    any tile; 0 where there is none, or where the tile decides. `variant`: of a kernel of which calibrations know several."""
+    both. `tiles`: the model of tiles. `item`: bytes of a factor; multiply-adds are faster by as much as it is below four.
+    `unpacked`: the time in which stored weights become floats first, in rows of the product. `residual_ns`: a residual's time for each
+    element of a matrix kernel's output. `input_ns`: the time of an element of the input each time it is read. `hides`: weights come from
+    memory behind the arithmetic; else the time of memory comes on top. `picks`: it reads of its inputs no more than it writes. `reads`:
+    bytes of activations that it reads, where those are not its inputs. `scratch`: upper bound of the scratch bytes of any tile; 0 where
+    there is none, or where the tile decides. `variant`: of a kernel of which calibrations know several."""
 
     flops: Callable[[Node], float] = elements
     element_ns: Callable[[Node], float] = _plain
@@ -153,7 +153,7 @@ class Cost:
 
 
 RegionMap = Callable[[Node, int, Shape, Boxes, Boxes], Region]
-"""(node, number of an input, its shape, boxes of the output) → what the boxes need of the input, see `table.input_region`."""
+"""(node, number of an input, its shape, boxes of the output) → the input's region for the boxes, see `table.input_region`."""
 Axes = frozenset[int]
 NO_AXES: Axes = frozenset()
 
@@ -176,11 +176,11 @@ class OpSpec:
     `region`: which part of an input a part of the output needs. `checks`: raises `Misfit` unless a call stays within its operands; None
     where there is no kernel. `layout`: of its output. `planar`: whether an image is as good to it where the pixels of a row lie side by
     side: then it SPREADS, whatever `layout` says. `gathers`: with fewer channels of input a group, the kernel copies its input anyway,
-    whatever the strides. `read_again`: an image is copied for its channels to lie side by side where it has fewer elements than so many
-    times the output, because a copy costs as much as so many results are cheaper then. `whole_axes`: axes of the output that no tile cuts,
-    because tiles would repeat work. `run_lines`: cache lines that a tile is wide at least along the axis of unit stride. `batch_rank`:
-    fewest axes of an output of which the first may be cut into slices of the batch; 0: never. `by_value`: regions depend on what constant
-    inputs hold."""
+    whatever the strides. `read_again`: an image is copied for its channels to lie side by side where it has fewer elements than this
+    multiple of the output. A copy costs as much as that many results then save. `whole_axes`: axes of the output that no tile cuts, because
+    tiles would repeat work. `run_lines`: cache lines that a tile is wide at least along the axis of unit stride. `batch_rank`: fewest axes
+    of an output of which the first may be cut into slices of the batch; 0: never. `by_value`: regions depend on the values of constant
+    inputs."""
 
     name: str
     region: RegionMap

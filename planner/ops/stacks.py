@@ -1,7 +1,7 @@
 """Stacks: layers that do not mix channels, run together by rows (BrainSlug: Weber et al., 2018, sections 3.2 and 4.1).
 
-A stack is a program of steps, each an op of its own, of which only those that make an output write to memory. What follows for the stack
-(regions, checks, costs) follows from its steps.
+A stack is a program of steps, each an op of its own, of which only those that make an output write to memory. Regions, checks and costs of
+the stack follow from its steps.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WINDOWS: Final = frozenset({"POOL", "DWCONV"})
 ABSENT: Final = -1
 NO_OUTPUT: Final = -1
 MOST_PIXELS: Final = 1 << 27
-"""Of the image that a step makes: scratch memory holds some of its rows."""
+"""Most pixels of the image that a step makes: scratch memory holds some of its rows."""
 _WIDEST_WINDOW: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, what step j makes. `shapes`: of the inputs; () where one
-    is absent. `shape`: of what it makes. `output`: which output of the stack that is, or `NO_OUTPUT`."""
+class StackStep:
+    """A call of a kernel. `inputs`: k, input k of the stack; -1, absent; -2 - j, the result of step j. `shapes`: of the inputs; () where
+    one is absent. `shape`: of its result. `output`: which output of the stack that is, or `NO_OUTPUT`."""
 
     op: str
     attrs: tuple[tuple[str, Any], ...]
@@ -58,14 +58,14 @@ class Step:
 
 
 @lru_cache(maxsize=4096)
-def node_of(step: Step) -> Node:
-    """The step as a node of its own, with tensors that stand for what it reads and makes."""
+def node_of(step: StackStep) -> Node:
+    """The step as a node of its own, with tensors that stand for its inputs and its result."""
     inputs = [Tensor("", shape, np.dtype(np.float32)) if shape else None for shape in step.shapes]
     return Node(step.op, "", list(inputs), [Tensor("", step.shape, np.dtype(np.float32))], dict(step.attrs))
 
 
 def layers(node: Node) -> list[Node]:
-    """What a stack runs (`spec.STACKS`), each layer as a node of its own. Of a slice of the batch, as for the whole batch."""
+    """The layers that a stack runs (`spec.STACKS`), each as a node of its own. A slice of the batch has the layers of the whole batch."""
     if node.op == "STACK":
         return [node_of(step) for step in node.attrs["program"]]
     x, w, bias, depthwise, depthwise_bias = (*node.inputs, None, None)[:5]
@@ -79,8 +79,8 @@ def layers(node: Node) -> list[Node]:
     ]
 
 
-def regions(program: Sequence[Step], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
-    """What each step has to make for boxes of the outputs, and what that needs of each input: hulls over all steps that read it."""
+def regions(program: Sequence[StackStep], lo: Boxes, hi: Boxes) -> tuple[list[Region], dict[int, Region]]:
+    """The regions that each step has to make for boxes of the outputs, and those needed of each input: hulls over its readers."""
     made: list[Region | None] = [None if step.output == NO_OUTPUT else (lo, hi) for step in program]
     needed: dict[int, Region] = {}
     for k in reversed(range(len(program))):
@@ -108,7 +108,7 @@ def _region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _words(attrs: Attrs) -> list[int]:
-    program: tuple[Step, ...] = attrs["program"]
+    program: tuple[StackStep, ...] = attrs["program"]
     words = [len(program)]
     for step in program:
         params = [word for param in _SPECS[step.op].params for word in param.of(dict(step.attrs))]
@@ -171,13 +171,13 @@ def _check_step(call: Call, k: int, words: Sequence[int], made: Sequence[Arg]) -
 
 
 def _broadcast(x: Arg, out: Arg) -> Arg:
-    """As kernels of elements see it."""
+    """The operand as kernels of elements see it."""
     fits = len(x.shape) == 4 and all(d in (1, w) for d, w in zip(x.shape, out.shape, strict=False))
     return x._replace(shape=out.shape, dense=False) if fits else x
 
 
-def step_ns(step: Step) -> float:
-    """Arithmetic of a step: what its kernel takes with all data at hand."""
+def step_ns(step: StackStep) -> float:
+    """Arithmetic of a step: its kernel's time with all data at hand."""
     node, cost = node_of(step), _SPECS[step.op].cost
     work = cost.flops(node)
     return work * (cost.element_ns(node) + elementwise.activation_ns(node)) if cost.ns is None else cost.ns(node, work)
@@ -187,7 +187,7 @@ def _flops(node: Node) -> float:
     return float(sum(_SPECS[step.op].cost.flops(node_of(step)) for step in node.attrs["program"]))
 
 
-def live_bytes(program: Sequence[Step]) -> float:
+def live_bytes(program: Sequence[StackStep]) -> float:
     """Bytes of scratch that a program takes at least, about: the rows that the windows behind a step see, and as many again, of each."""
     total = 0.0
     for k, step in enumerate(program[:-1]):
@@ -204,7 +204,7 @@ SPECS = (
     OpSpec(
         name="STACK",
         inputs=(Input("x", "[N, C, H, W]"), *(Input(f"read {k}", "what steps read besides", True) for k in range(1, _MOST_READ))),
-        params=(Param("program", "steps, see `Step`", 0, _words),),
+        params=(Param("program", "steps, see `StackStep`", 0, _words),),
         outputs=0,
         region=_region,
         checks=_checks,

@@ -1,4 +1,4 @@
-"""The specs of all kernels, and what follows from them for a node."""
+"""The specs of all kernels, and their answers for a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
 
 _FAMILIES = (products, attention, convolutions, stacks, elementwise, reductions, norms, movement, views, sampling, recurrent, classical)
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
-"""By the op of kernel-level nodes."""
+"""Specs by the op of kernel-level nodes."""
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)
 
 
@@ -33,7 +33,7 @@ def params(node: Node) -> list[int]:
 
 
 def is_packed(node: Node, i: int) -> bool:
-    """Whether input `i` is a packed weight: its panels are read as one run of memory, also where the weight is no constant."""
+    """Whether input `i` is a packed weight: its panels are read as one run of memory, also where the weight is not constant."""
     given = SPECS[node.op].inputs
     return i < len(given) and given[i].is_packed(node)
 
@@ -55,11 +55,11 @@ def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
 
 
 def input_region(node: Node, i: int, lo: Boxes, hi: Boxes) -> Region:
-    """What input `i` of a kernel-level `node` must hold before boxes [lo, hi) of its first output can be computed.
+    """The region of input `i` of a kernel-level `node` that is needed before boxes [lo, hi) of its first output can be computed.
 
     This is the one place where an op says so: tile edges, halos of fused stacks and batch slices follow from it. A region is a box in the
-    logical axes (ONNX order) of the input: the smallest box around the elements read wherever that can be computed, and never less than
-    them. A box with hi ≤ lo on any axis is empty: nothing is read.
+    logical axes (ONNX order) of the input. Where it can be computed it is the smallest box around the elements read, and it is never less
+    than them. A box with hi ≤ lo on any axis is empty: nothing is read.
 
     `lo`, `hi`: int64 [n, rank of the output], boxes within the output and not empty. Returns the same for the input: int64 [n, rank of the
     input], within the input. An OPAQUE node reads all of every input.

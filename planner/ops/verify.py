@@ -1,4 +1,4 @@
-"""What must hold of a graph after every pass. Off by default for speed; tests switch it on (`ENABLED`, or ASPEN_MP_VERIFY=1)."""
+"""Invariants of a graph after every pass. Off by default for speed; tests switch it on (`ENABLED`, or ASPEN_MP_VERIFY=1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 _BROADCAST = ELEMENTWISE | {"view.expand"}
 _COMPARED = _BROADCAST | {"concat"} | {spec.name for spec in SPECS.values() if spec.kind is Kind.WINDOWED}
-"""Whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
+"""Ops whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
 
 
 class GraphError(AssertionError):
@@ -134,7 +134,8 @@ def _kernel(node: Node, where: str) -> None:
 
 
 def _call(node: Node, numbers: list[int], where: str) -> None:
-    """What the validator of plans asks of an op, before there is a plan: every operand contiguous, as storage makes those that must be."""
+    """The checks of the validator of plans for an op, before there is a plan: every operand contiguous, as storage makes those that must
+    be."""
     args: list[Arg | None] = []
     for i, tensor in enumerate(node.inputs):
         if tensor is None:

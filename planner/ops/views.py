@@ -18,8 +18,8 @@ from aspen_mp.planner.ops.spec import Input, Layout, OpSpec
 def _reshape_groups(source: Shape, target: Shape) -> tuple[tuple[range, range, tuple[int, ...] | None], ...]:
     """Cuts a reshape into independent groups of axes (of source, of target, strides of the refined axes or None).
 
-    Within a group, all boundaries of both sides (as strides in elements) are merged; if each divides the next larger one, the group is
-    also a reshape over "refined" axes that every axis of either side is a run of. Then hulls are exact.
+    Within a group, all boundaries of both sides (as strides in elements) are merged. If each divides the next larger one, the group is also
+    a reshape over "refined" axes. Every axis of either side is a run of these. Then hulls are exact. Then hulls are exact.
     """
     groups = []
     i, j = len(source), len(target)

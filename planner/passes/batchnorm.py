@@ -1,4 +1,4 @@
-"""Folds what follows a convolution or Gemm channel by channel into its weights and bias: BatchNormalization, and Mul, Add, Sub, Div by
+"""Folds nodes behind a convolution or Gemm, channel by channel, into its weights and bias: BatchNormalization, and Mul, Add, Sub, Div by
 constants. At ONNX level, where weights are not packed yet; the folded weights are computed when they are written."""
 
 from __future__ import annotations

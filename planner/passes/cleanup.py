@@ -21,7 +21,7 @@ def remove_dead(graph: Graph) -> None:
 
 
 def own_outputs(graph: Graph, names: Sequence[str]) -> None:
-    """Gives every graph output a tensor of its own, computed by a node and named as the model names it: outputs that are inputs, constants,
+    """Gives every graph output a tensor of its own, computed by a node and named as the model names it. Outputs that are inputs, constants,
     or the same value twice become copies."""
     taken: set[Tensor] = set()
     sources = set(graph.inputs)

@@ -14,8 +14,8 @@ _SMALL: Final = 1 << 16
 
 
 def share(graph: Graph) -> None:
-    """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay; so do graph outputs, which need places of their own,
-    and nodes of several outputs, which are parts of long layers."""
+    """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay. Graph outputs stay, too, since they need places of
+    their own, and nodes of several outputs, which are parts of long layers."""
     replaced: dict[Tensor, Tensor] = {}
     seen: dict[tuple[Any, ...], list[Node]] = {}
     outputs = set(graph.outputs)

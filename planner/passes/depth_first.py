@@ -1,8 +1,9 @@
 """Depth-first stacks: layers that do not mix channels become one op, whose rows roll through all of them (BrainSlug: Weber et al., 2018).
 
 The paper's terms: a stack is a maximal run of such layers (3.2); it is cut into sequences whose data fit a cache (4.1). A STACK op is one
-sequence. Here a run is any part of the graph that leads to one layer; what other nodes read of it, too, is a further output if they come
-behind that layer. A sequence ends where the rows that are alive outgrow a core's own cache. Results have the same bits as layer by layer.
+sequence. Here a run is any part of the graph that leads to one layer. Results that other nodes read, too, are further outputs if those
+nodes come behind that layer. A sequence ends where the rows that are alive outgrow a core's own cache. Results have the same bits as layer
+by layer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aspen_mp.planner.ops.stacks import (
     NO_OUTPUT,
     STEPS,
     WINDOWS,
-    Step,
+    StackStep,
     live_bytes,
 )
 from aspen_mp.planner.passes.rewrite import Rewriter
@@ -36,7 +37,7 @@ Readers = dict[Tensor, list[tuple[Node, int]]]
 
 
 def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
-    """From the last layer of each stack backwards. `most_steps`: of a sequence."""
+    """Fuses stacks from the last layer of each backwards. `most_steps`: of a sequence."""
     if not graph.has(*WINDOWS):
         return
     rewriter = Rewriter(graph)
@@ -67,8 +68,8 @@ def _fits(node: Node) -> bool:
 
 
 def _members(rewriter: Rewriter, last: Node, readers: Readers, most: int) -> list[Node]:
-    """The steps of a stack of at most so many that ends with `last`, in the order of the graph: the largest, or if its rows outgrow the
-    cache, the last one of sequences of about the same length."""
+    """The steps of a stack of at most `most` that ends with `last`, in the order of the graph. They are the most that fit. If their rows
+    outgrow the cache, they are the last of sequences of about the same length."""
     found = _largest(rewriter, last, readers, most, inf)
     live, own = live_bytes(_program(found, [last.output])[0]), op_cost.rates().own
     return found if live <= own else _largest(rewriter, last, readers, most, live / ceil(live / own))
@@ -92,7 +93,8 @@ def _largest(rewriter: Rewriter, last: Node, readers: Readers, most: int, most_b
 
 
 def _next(rewriter: Rewriter, last: Node, members: dict[int, Node], refused: set[int], readers: Readers) -> Node | None:
-    """What makes something that members read, and fits; rather what members alone read than what becomes an output."""
+    """The node to add: it makes something that members read, and fits. A node that members alone read goes before one whose result becomes
+    an output."""
     results = _results(rewriter, last, list(members.values()), readers)
     shared = None
     for member in members.values():
@@ -114,7 +116,7 @@ def _readers(rewriter: Rewriter, node: Node, readers: Readers) -> list[Node]:
 
 
 def _results(rewriter: Rewriter, last: Node, members: list[Node], readers: Readers) -> list[Tensor]:
-    """What a stack of these gives: what `last` makes, and what the graph gives or others read."""
+    """The outputs of a stack of these: the result of `last`, and results that are graph outputs or that others read."""
     inside = {id(member) for member in members}
     more = [
         member.output
@@ -125,8 +127,8 @@ def _results(rewriter: Rewriter, last: Node, members: list[Node], readers: Reade
     return [last.output, *more]
 
 
-def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ...], list[Tensor]]:
-    """The program of these nodes, and what it reads."""
+def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[StackStep, ...], list[Tensor]]:
+    """The program of these nodes, and its inputs."""
     made = {member.output: k for k, member in enumerate(members)}
     outputs = {t: k for k, t in enumerate(results)}
     read: dict[Tensor, int] = {}
@@ -142,7 +144,7 @@ def _program(members: list[Node], results: list[Tensor]) -> tuple[tuple[Step, ..
                 refs.append(read.setdefault(x, len(read)))
         shapes = tuple([() if x is None else x.shape for x in member.inputs])
         output = outputs.get(member.output, NO_OUTPUT)
-        steps.append(Step(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape, output))
+        steps.append(StackStep(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape, output))
     return tuple(steps), list(read)
 
 
@@ -171,5 +173,6 @@ def _stacked(stack: Node, members: list[Node], gains: bool) -> Reason:
 
 
 def worth(stack: Node, members: list[Node]) -> bool:
-    """Whether the stack takes less time by the cost model than layer by layer, and spares a result: to give all of them is no gain."""
+    """Whether the stack takes less time by the cost model than layer by layer, and spares a result. A stack that outputs all of them gains
+    nothing."""
     return len(stack.outputs) < len(members) and tile_cost.whole_ns(stack) < sum(map(tile_cost.whole_ns, members))

@@ -1,8 +1,8 @@
 """Epilogues: what follows a product element by element moves into its kernel, where the tile is still in registers.
 
-In the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation, scale and shift by channel, or the
-residual at the very end, where a GEMM can also multiply with it. Only where the product has no other reader. Element-wise sums and scalings
-take an activation too.
+Parts move in the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation, scale and shift by channel. A
+residual may also come at the very end, where a GEMM can multiply with it, too. Only where the product has no other reader. Element-wise
+sums and scalings take an activation too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aspen_mp.shm.tables import UNARY
 _MATRICES = ("GEMM", "QNBITGEMM", "QGEMM")
 _FLOATS = ("GEMM", "QNBITGEMM")
 _SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
-"""Whose inputs 4 and 5 are scale and shift."""
+"""Ops whose inputs 4 and 5 are scale and shift."""
 _PRODUCTS = (*_SCALED, "QGEMM", "QCONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
@@ -30,8 +30,8 @@ ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"
 
 
 def sink_reshapes(graph: Graph) -> None:
-    """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue; the same through whatever only moves elements
-    (pixels that a transposed convolution has computed as channels), where f has one argument."""
+    """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue. The same holds for any op that only moves
+    elements (pixels that a transposed convolution has computed as channels), where f has one argument."""
     rewriter = Rewriter(graph)
     sunk: set[Tensor] = set()  # results of functions that follow a product already
     for node in rewriter.live():
@@ -191,7 +191,7 @@ def fuse_epilogues(graph: Graph) -> None:
 
 
 def _add(rewriter: Rewriter, node: Node) -> None:
-    """x + y, where one of them is a product with a free place for the other. Of two products the later one takes the earlier."""
+    """x + y, where one of them is a product with a free place for the other. The later of two products takes the earlier."""
     candidates = []
     for k in (0, 1):
         product = rewriter.made_by(node.inputs[k], *_PRODUCTS, "STANDARDIZE")
@@ -313,7 +313,7 @@ def by_channel(tensor: Tensor | None, axis: int, channels: int) -> Tensor | None
         return None
     if tensor.size == channels:
         return reshaped_constant(tensor, (channels,))
-    # How many channels there are may follow from the input shapes, where they are tokens: then it is no weight of the model.
+    # The number of channels may follow from the input shapes, where they are tokens: then this is not a weight of the model.
     return Tensor(f"{tensor.name}|{channels}", (channels,), tensor.dtype, data=np.full(channels, tensor.value().reshape(()), np.float32))
 
 

@@ -1,7 +1,7 @@
 """Products of the same activations with several weights become one product: the query, key and value projections of a transformer.
 
-The merged weight is written from the packed panels of its parts, so nothing is stored twice; a weight that somebody else reads too stays as
-it is. Parts become slices of the result, which are views.
+The merged weight is written from the packed panels of its parts, so nothing is stored twice. A weight with another reader stays as it is.
+Parts become slices of the result, which are views.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sums of convolutions of the same image become one convolution: blocks that were trained with branches, and exported so (RepVGG,
+"""Sums of convolutions of the same image become one convolution. Such blocks were trained with branches, and exported so (RepVGG,
 MobileOne, FastViT; Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, section 3.3). A branch may also be a
-BatchNormalization of the image: a window of one element; or the image itself, beside a convolution of each channel alone. At ONNX level,
-where weights are not packed yet.
+BatchNormalization of the image, a window of one element. It may be the image itself, beside a convolution of each channel alone. At ONNX
+level, where weights are not packed yet.
 
 Branches whose windows do not lie in one another stay apart where one window around both would cost more than they do.
 """
@@ -60,7 +60,7 @@ class _Window:
 
 
 def merge_branches(graph: Graph) -> None:
-    """Again and again, because what scales or shifts a sum joins its weights, and the sum may be a branch of another."""
+    """Again and again, because a scale or shift of a sum joins its weights, and the sum may be a branch of another."""
     while graph.has("Conv") and _merge(graph):
         fold_affine(graph)
 
@@ -89,8 +89,8 @@ def _reason(name: str, branches: Sequence[str]) -> Reason:
 
 
 def _pairs(tensors: Sequence[Tensor], producer: dict[Tensor, Node], uses: dict[Tensor, int]) -> list[tuple[_Branch, _Branch]]:
-    """The two tensors as branches of the same image, in each way that there is: one is a convolution, the other that, too, or the
-    normalised image, or the image."""
+    """The two tensors as branches of the same image, in each possible way. One is a convolution; the other is a convolution, the normalised
+    image, or the image."""
     convolutions = [_convolution(producer[t]) if t in producer and uses[t] == 1 else None for t in tensors]
     found = []
     for k in (0, 1):

@@ -38,12 +38,12 @@ from aspen_mp.planner.passes.precision import bf16, half_precision, integer_prod
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
-"""Of the graph that a pass leaves: ONNX operators, or kernels."""
+"""The level of the graph that a pass leaves: ONNX operators, or kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """What a pass needs to be asked for. `without`: what to say of it where they do not hold."""
+    """The condition of a pass. `without`: the note for a pass whose condition does not hold."""
 
     holds: Callable[[PlanRequest], bool]
     without: str
@@ -58,8 +58,8 @@ FEWER_PRODUCTS: Final = When(lambda asked: asked.planning.fuse and bool(asked.st
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """`run` changes the graph in place, or returns another in its stead. `decides`: what the reasons for a plan say it is about; None: that
-    is not said where the pass is left out."""
+    """`run` changes the graph in place, or returns another in its stead. `decides`: the kind of its decisions in the reasons for a plan;
+    None: none is recorded where the pass is left out."""
 
     name: str
     level: Level
@@ -94,7 +94,7 @@ def _own_outputs(graph: Graph, request: PassRequest) -> None:
 
 
 def _depthwise(graph: Graph, request: PassRequest) -> None:
-    """Convolutions of many channels are faster apart from what follows them where they multiply bf16."""
+    """Convolutions of many channels are faster apart from the nodes behind them where they multiply bf16."""
     stacks.fuse_depthwise(graph, MOST_STACKED if request.asked.bf16 else inf)
 
 

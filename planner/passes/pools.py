@@ -1,4 +1,4 @@
-"""What follows a pooling element by element moves into its kernel: scale and shift by channel, and an activation."""
+"""Element-wise nodes behind a pooling move into its kernel: scale and shift by channel, and an activation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TERMS = {"FMA", "MUL", "ADD"}
 
 
 def fuse_pools(graph: Graph) -> None:
-    """Only where nothing else reads what is pooled, and only in float32."""
+    """Only where the pooling has no other reader, and only in float32."""
     rewriter = Rewriter(graph)
     for node in rewriter.live():
         if not rewriter.alive(node) or node.output.dtype != "float32":
@@ -28,7 +28,7 @@ def fuse_pools(graph: Graph) -> None:
 
 
 def _pool(rewriter: Rewriter, node: Node, k: int) -> Node | None:
-    """The pooling that makes input `k`, if it is free for what `node` does."""
+    """The pooling that makes input `k`, if it is free for the work of `node`."""
     x = node.inputs[k]
     pool = rewriter.made_by(x, "POOL")
     if pool is None or x is None or not rewriter.only_use(x) or not no_act(pool) or x.shape != node.output.shape:

@@ -1,4 +1,4 @@
-"""Prologues: what comes before a convolution channel by channel moves into its reading of the input.
+"""Prologues: nodes before a convolution, channel by channel, move into its reading of the input.
 
 A normalisation with an activation in front of a 1×1 convolution (DenseNet, pre-activation ResNets) cannot be folded into the weights. The
 kernel computes it on the small blocks of input that it copies to its cache, which saves writing and reading the whole tensor.

@@ -1,4 +1,4 @@
-"""What the passes of one static stage are asked for, and what they decide for each other."""
+"""The request for the passes of one static stage, and their decisions for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rewrites share: who reads what, and replacing a node in place while what it no longer needs disappears."""
+"""Shared by rewrites: readers of tensors, and replacing a node in place while nodes that it no longer needs disappear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aspen_mp.planner.ops.params import NO_ACT
 
 class Rewriter:
     """A graph with use counts. Rewrites happen at the last node of a pattern, so that the order stays topological. Where a pass finds
-    nothing to look at closer, none of what it would need for that is worked out."""
+    nothing to look at closer, it works out nothing else."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -68,7 +68,7 @@ class Rewriter:
         return self.uses.get(tensor, 0) == 1 and tensor not in self.kept
 
     def replace(self, node: Node, op: str, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str | None = None) -> None:
-        """Makes `node` another operation with the same output; what only it had read dies."""
+        """Makes `node` another operation with the same output; nodes that only it had read die."""
         uses, old = self.uses, list(node.inputs)
         before = replace(node) if self._killed is not None else node
         node.op, node.inputs, node.attrs = op, list(inputs), attrs
@@ -87,7 +87,7 @@ class Rewriter:
             self._killed = []
 
     def adopt(self, node: Node, others: Sequence[Node]) -> None:
-        """What the others compute become further outputs of `node`, in their order; they die. Who reads them comes behind `node`."""
+        """The results of the others become further outputs of `node`, in their order; they die. Their readers come behind `node`."""
         for other in others:
             node.outputs.append(other.output)
             other.output.producer = node
@@ -108,7 +108,7 @@ class Rewriter:
         return out
 
     def skip_view(self, node: Node) -> None:
-        """Lets reshapes of a reshape's result read what it reads."""
+        """Lets reshapes of a reshape's result read that reshape's input."""
         source = node.inputs[0]
         assert source is not None
         for other in self._reshapes().get(node.output, ()):
@@ -153,7 +153,7 @@ class Rewriter:
 
 
 def _fusion(before: Node, node: Node, killed: Sequence[Node]) -> Reason:
-    """Why `before` has become `node`. `killed`: what nobody needs any more."""
+    """Why `before` has become `node`. `killed`: nodes that nobody needs any more."""
     apart = [*killed, before]
     rule = "each would write a result of its own" if killed else "another op computes the same"
     tried = (Tried(", ".join(each.op for each in apart), rule, sum(map(_ms, apart))),)
@@ -162,7 +162,7 @@ def _fusion(before: Node, node: Node, killed: Sequence[Node]) -> Reason:
 
 
 def _ms(node: Node) -> float:
-    """Of a node on one core."""
+    """The time of a node on one core."""
     return 0.0 if node.op in VIEW_OPS or node.op == "concat" else tile_cost.whole_ns(node) * 1e-6
 
 

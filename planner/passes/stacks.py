@@ -1,7 +1,7 @@
 """Depth-first stacks: layers that run together on what is still in the cache, so that the tensor between them is never written.
 
-BrainSlug's idea (Weber et al., 2018). A 1×1 convolution that widens its input and the depthwise convolution behind it (MobileNet,
-EfficientNet, ShuffleNet) do little arithmetic for each byte of the wide tensor; the kernel PWDW computes it a few rows at a time.
+BrainSlug's idea (Weber et al., 2018). A 1×1 convolution that widens its input and the depthwise convolution behind it do little arithmetic
+a byte (MobileNet, EfficientNet, ShuffleNet). The kernel PWDW computes it a few rows at a time.
 """
 
 from __future__ import annotations

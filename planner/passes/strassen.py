@@ -1,4 +1,4 @@
-"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.strassen_pays`): its left factors become a node of
+"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.strassen_pays`). Its left factors become a node of
 their own, made once for all products that read the same rows."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aspen_mp.planner.passes.rewrite import Rewriter
 def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None = None) -> list[bool]:
     """After all rewrites of GEMM: none of them knows of left factors. Returns of each product that could take them whether it does.
 
-    `longest`: of a graph for a shape bucket, what this returned where it is longest, empty for that one itself. All its graphs have the
-    same nodes then: a product that takes left factors at the longest length does without them where it has too few rows, as it would if
-    planned for that length alone."""
+    `longest`: of a graph for a shape bucket, the result of this where it is longest, empty for that one itself. All its graphs have the
+    same nodes then. A product that takes left factors at the longest length does without them where it has too few rows for that length
+    alone."""
     rewriter, made, taken = Rewriter(graph), dict[Tensor, Tensor](), list[bool]()
     decided = iter(longest or ())
     for node in rewriter.live():
@@ -44,7 +44,7 @@ def use_strassen(graph: Graph, vectors: Vectors, longest: Sequence[bool] | None 
         direct = whole_ns(node) if reasons.asked() else 0.0
         inputs = [*node.inputs, *[None] * (6 - len(node.inputs)), made[a]]
         rewriter.replace(node, node.op, inputs, node.attrs)
-        reasons.tell(partial(_seven, node, direct))
+        reasons.tell(partial(_reason, node, direct))
     rewriter.finish()
     return taken
 
@@ -54,7 +54,7 @@ def _direct(node: Node, rule: str) -> Reason:
     return Reason("algorithm", "direct sums", rule, whole_ns(node) * 1e-6, "one core", tried, node=node.name)
 
 
-def _seven(node: Node, direct: float) -> Reason:
+def _reason(node: Node, direct: float) -> Reason:
     tried = (Tried("direct sums", "8 products of halves in place of 7", direct * 1e-6),)
     rule = "enough rows, terms and columns"
     return Reason("algorithm", "Strassen's algorithm", rule, whole_ns(node) * 1e-6, "one core", tried, node=node.name)

@@ -1,4 +1,4 @@
-"""Products whose weights come from memory at every request, because all weights of the network together are more than caches keep: their
+"""Products whose weights come from memory at every request, because all weights of the network together are more than caches keep. Their
 kernels bring them nearer further ahead than the hardware does. Where a cache has them, that only costs time."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Cython shell of simulate.h: arrays in, arrays out, no GIL in between. `simulate.py` checks what it passes."""
+"""Cython shell of simulate.h: arrays in, arrays out, no GIL in between. `simulate.py` checks its arguments."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 

@@ -1,8 +1,8 @@
-"""What the workers of a machine would do with a tile graph, in time: the scheduling engine simulated event by event (`simulate.h`).
+"""Simulates the workers of a machine with a tile graph, in time: the scheduling engine event by event (`simulate.h`).
 
-No such machine has to be there. A simulation is deterministic: the same tiles, machine and rules give the same outcome. What it takes as
-given are the tiles' times alone on a core of speed 1, from the cost model or measured; what it works out is who runs which tile when, who
-waits, and what sharing the memory's bandwidth costs.
+No such machine has to be there. A simulation is deterministic: the same tiles, machine and rules give the same outcome. Given are the
+tiles' times alone on a core of speed 1, from the cost model or measured. Computed are who runs which tile when, who waits, and the cost of
+sharing the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 
 NOT_COPIED = 4 << 20
-"""Outputs of so many bytes are handed to the caller where they are."""
+"""Outputs of at least this many bytes are handed to the caller where they are."""
 FEWEST = 40
 """Requests from which a throughput is told: fewer end too seldom."""
 ORDERS = ("fifo", "lifo", "random", "layer")
@@ -39,8 +39,8 @@ class Tiles:
     """A tile graph as the engine sees it: of n tiles the last is END, which every tile leads to. Children in CSR form; `parent_counts`: how
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
-    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles
-    read of each other, `far`: ns more for each byte of it that another core has written. `made`: what they find in scratch.
+    memory behind the caches. `input_bytes`, `output_bytes`: bytes that a client copies to where workers read them, and back. `flow`: reads
+    of tiles from each other, `far`: ns more for each such byte that another core has written. `made`: the scratch that they find.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -76,14 +76,14 @@ class Tiles:
         if self.flow.tiles > n:
             raise ValueError(f"{self.flow.tiles} tiles that read something, of {n}")
         if len(self.made) not in (0, n):
-            raise ValueError(f"what {len(self.made)} tiles find in scratch, of {n}")
+            raise ValueError(f"scratch reuse of {len(self.made)} tiles, of {n}")
 
     @property
     def n(self) -> int:
         return len(self.ns)
 
     def arrays(self, ns: Floats) -> _Arrays:
-        """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
+        """The arguments of `_simulate.run` about a graph whose tiles take `ns` [n]."""
         graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
         flow = (self.far, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
         return (*graph, *flow, self.made.group, self.made.first, self.made.again)
@@ -157,8 +157,9 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the pool is used. `order`: "fifo" (the engine's own), "lifo", "random" (also whether a child is followed), or "layer": nothing
-    is followed, and a row's tile of the oldest request and lowest rank comes first. `steal`: False leaves every tile to its row's owner.
+    """How the pool is used. `order`: "fifo" (the engine's own), "lifo", "random" (also whether a child is followed), or "layer". With
+    "layer" nothing is followed, and a row's tile of the oldest request and lowest rank comes first. `steal`: False leaves every tile to its
+    row's owner.
     `seed`: of "random"."""
 
     order: Literal["fifo", "lifo", "random", "layer"] = "fifo"
@@ -194,7 +195,7 @@ class Outcome:
 
     @property
     def latency_ns(self) -> float:
-        """Of a request, on average."""
+        """Latency of a request, on average."""
         return float(self.latencies.mean())
 
     @property
@@ -203,7 +204,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """What of the machine's speed went into kernels, 0 to 1."""
+        """The part of the machine's speed that went into kernels, 0 to 1."""
         there = float(self.speeds.sum()) * self.makespan_ns
         return float((self.busy_ns * self.speeds).sum()) / there if there else 0.0
 
@@ -211,7 +212,7 @@ class Outcome:
 def simulate(
     tiles: Tiles, machine: Machine, *, requests: int = 1, in_flight: int = 1, rules: Rules | None = None, timeline: bool = False
 ) -> Outcome:
-    """So many `requests` for one graph, `in_flight` of them at a time: a client submits the next one as soon as it has a result.
+    """Simulate `requests` requests for one graph, `in_flight` of them at a time: a client submits the next one as soon as it has a result.
 
     ValueError: the graph gets stuck, or an argument is out of range.
     """
@@ -233,7 +234,7 @@ def simulate(
 
 
 def throughput(tiles: Tiles, machine: Machine, in_flight: int) -> float:
-    """Requests a second where always `in_flight` of them run at a time: neither the first ones count, which begin together, nor the last
+    """Requests a second where always `in_flight` of them run at a time. The first ones, which begin together, do not count, nor do the last
     ones, which leave cores idle. ValueError as `simulate`."""
     requests = max(5 * in_flight, FEWEST)
     latencies = simulate(tiles, machine, requests=requests, in_flight=in_flight).latencies.tolist()
@@ -245,7 +246,7 @@ def throughput(tiles: Tiles, machine: Machine, in_flight: int) -> float:
 
 
 class Samples:
-    """Simulates one request at a time on a machine, again and again: what `simulate` says with nothing but latencies looked at, sooner."""
+    """Simulates one request at a time on a machine, again and again: like `simulate` with nothing but latencies looked at, sooner."""
 
     def __init__(self, machine: Machine, speeds: Sequence[npt.ArrayLike] = ()) -> None:
         """`speeds` [cores]: of the cores, for one sample after the other; none: the machine's."""
@@ -254,7 +255,7 @@ class Samples:
         self._victims, self._timings, self._bytes_per_ns = machine.victims(), machine.timings(), machine.bytes_per_ns
 
     def latency_ns(self, tiles: Tiles, ns: Floats) -> float:
-        """Of a request on average, where its tiles take as long as a row of `ns` [samples, tiles] says, instead of `tiles.ns`."""
+        """Latency of a request on average, where its tiles take the times in a row of `ns` [samples, tiles] instead of `tiles.ns`."""
         total = 0.0
         for k, times in enumerate(ns):
             total += _simulate.run(
@@ -274,7 +275,7 @@ _ONE = (ORDERS.index("fifo"), 1, 0, 1, 1)
 
 
 def parallel_fraction(one_core_ns: float, latency_ns: float, power: float) -> float:
-    """Karp and Flatt's experimentally determined parallel fraction (CACM 33(5), 1990): 1 - e, where e = (1/S - 1/p) / (1 - 1/p) for a
+    """Karp and Flatt's experimentally determined parallel fraction (CACM 33(5), 1990). It is 1 - e, where e = (1/S - 1/p) / (1 - 1/p) for a
     speedup S over one core on `power` such cores. 1 where there is no more than one."""
     if power <= 1:
         return 1.0

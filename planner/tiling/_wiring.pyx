@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Edges of tiles: `connect` finds those into one step, `wire` puts those of all steps together to a tile graph as the simulator takes it,
-where numbers of tiles within steps become numbers in the graph."""
+"""Edges of tiles. `connect` finds those into one step. `wire` puts those of all steps together to a tile graph as the simulator takes it.
+There numbers of tiles within steps become numbers in the graph."""
 
 from libc.stdint cimport int64_t, uint32_t
 
@@ -25,9 +25,9 @@ cdef class Piece:
 
 
 def wire(const int64_t[::1] base, list pieces, list sources):
-    """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END: tiles of step k are base[k] …
-    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`:
-    (begin, sources, nbytes) as `Flow` has them, whose groups are the JOINs. Unchecked."""
+    """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END. Tiles of step k are base[k] … base[k +
+    1] - 1. `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`: (begin,
+    sources, nbytes) as `Flow` has them, whose groups are the JOINs. Unchecked."""
     cdef Py_ssize_t k, i, n_edges = 0, size = 0
     cdef int64_t tiles = base[base.shape[0] - 1], n, first
     cdef Piece p
@@ -157,8 +157,9 @@ cdef class _Grid:
 
 
 def connect(list found, list grids, const int64_t[::1] sources, int64_t limit):
-    """The fields of `edges.Reads` for what a step reads: cells (`edges.Cells`) of these grids, and the steps of all of them in order. None
-    where that takes more edges than `limit`. A JOIN stands for a range that many tiles read where fewer edges come of it. Unchecked."""
+    """The fields of `edges.Reads` for the reads of a step: cells (`edges.Cells`) of these grids, and the steps of all of them in order.
+    None where that takes more edges than `limit`. A JOIN stands for a range that many tiles read where fewer edges come of it.
+    Unchecked."""
     cdef Py_ssize_t n_found = len(found), rows = 0, i, j, k, r, axis, at, begin
     cdef int64_t most = 0, size, first_tile, last_tile, n, cell, tile, step
     cdef list known = [_Grid(one) for one in grids]

@@ -1,13 +1,13 @@
 """Layers that run for one slice of the batch after the other: depth first, BrainSlug's idea, for whole operators.
 
 A layer of a large batch writes more than caches hold, and the next one reads it from memory. A *run* of layers whose images do not see each
-other is instead executed for some images through all of its layers, then for the next ones: what passes from layer to layer stays in the
-caches, and the arena shrinks, because every slice recycles the memory of the one before. The price is more and smaller tiles, more ends to
-wait at, and weights that are read once a slice; so a run has no more weights than stay in the cache. Whether it pays for all that on the
-machine at hand is for the simulation to say (`planner/build.py`).
+other is executed for some images through all layers, then for the next ones. Values that pass from layer to layer stay in the
+caches. The arena shrinks, because every slice recycles the memory of the one before. The price is more and smaller tiles, more ends to wait
+at, and weights that are read once a slice. So a run's weights must fit the cache. Whether it pays for all that on the machine at hand is
+for the simulation to say (`planner/build.py`).
 
-The graph is rewritten: every node of a run stands there once a slice, on views of what comes from outside, and what is read after the run
-is put together again. Algorithms have been chosen by then and rows keep their sums, so results have the same bits.
+The graph is rewritten. Every node of a run stands there once a slice, on views of its outer inputs. Values read after the run are put
+together again. Algorithms have been chosen by then and rows keep their sums, so results have the same bits.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from aspen_mp.planner.layout.storage import nbytes
 from aspen_mp.planner.ops.table import SPECS, input_region
 
 GOAL = 0.5
-"""What an operator may read and write of a slice, of what a cache holds: several layers' activations live at a time."""
+"""The most that an operator may read and write of a slice, as a share of a cache: several layers' activations live at a time."""
 RECYCLED = 3
-"""After so many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
+"""After this many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
 SLICE_NS = (15_000.0, 45_000.0)
-"""What a node more may cost: its tiles are more and smaller, and workers wait for the last of them. The less, the longer runs are and the
+"""The cost of a further node: its tiles are more and smaller, and workers wait for the last of them. The less, the longer runs are and the
 more slices they have; which are the better ones the simulation says."""
 MOST_NODES = 1000
-"""That a graph may have more than before."""
+"""Nodes that a graph may have more than before."""
 MOST_RUNS = 16
 WORTH = 0.01
-"""Of a graph's work: a run must save at least this."""
+"""A run must save at least this, as a share of a graph's work."""
 MOST_LOOKED_AT = 8192
 """Nodes of a graph that runs are looked for in: from each of them, all that follow are summed up."""
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Nodes [begin, end) of a graph, in so many slices of the batch."""
+    """Nodes [begin, end) of a graph, in `slices` slices of the batch."""
 
     begin: int
     end: int
@@ -61,7 +61,7 @@ def in_slices(graph: Graph) -> list[Graph]:
 
 
 def find_runs(graph: Graph, slice_ns: float) -> list[Run]:
-    """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
+    """The runs that save most memory traffic by the cost model, in the order of the graph, where a further node costs `slice_ns`."""
     nodes = graph.nodes
     if len(nodes) > MOST_LOOKED_AT:
         return []
@@ -97,7 +97,7 @@ def find_runs(graph: Graph, slice_ns: float) -> list[Run]:
 
 
 def _numbers(batch: int) -> list[int]:
-    """Of slices that are tried."""
+    """Numbers of slices that are tried."""
     return sorted({min(2**k, batch) for k in range(1, batch.bit_length() + 1)} - {1}) if batch > 1 else []
 
 
@@ -128,7 +128,7 @@ def _best(value: Floats, stops: Ints, slices: int, lo: int, hi: int) -> tuple[fl
 
 
 def _batch(node: Node) -> int:
-    """The length of the first axis, if it has several rows, each computed from the same one of every input that is not constant; else 0."""
+    """The length of the first axis, if it has several rows, each computed from the same one of every input that is not constant. Else 0."""
     shape = node.output.shape
     rank = SPECS[node.op].batch_rank
     if len(node.outputs) != 1 or not 0 < rank <= len(shape) or shape[0] < 2 or 0 in shape:
@@ -168,7 +168,7 @@ def _along(node: Node, i: int) -> bool:
 
 
 class _Cut:
-    """Makes a graph of its own: what it shares with the old one are inputs and constants."""
+    """Makes a graph of its own, which shares inputs and constants with the old one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -205,7 +205,7 @@ class _Cut:
                 self._whole(Node("concat", node.name, made[node.output], [], {"axis": 0}, node.onnx_op), [node.output])
 
     def _view(self, node: Node, x: Tensor | None, rows: tuple[int, int], views: dict[Tensor, Tensor]) -> Tensor | None:
-        """Those rows of what comes from outside the run; a constant is for all."""
+        """Those rows of an outer tensor; a constant is for all."""
         if x is None or x.is_const:
             return x
         if x not in views:
@@ -221,7 +221,7 @@ class _Cut:
         return out
 
     def _whole(self, node: Node, like: list[Tensor]) -> None:
-        """Puts a node in that computes what other tensors hold."""
+        """Puts a node in that computes copies of other tensors."""
         node.outputs = [replace(t, producer=node) for t in like]
         self.new.update(zip(like, node.outputs, strict=True))
         self.nodes.append(node)

@@ -1,9 +1,9 @@
-"""Into which tiles each node's output is cut.
+"""Cut each node's output into tiles.
 
-A tile should read its weights once and be worth 50–150 µs where the node is large enough: more tiles cost scheduling, fewer leave workers
-idle at the end (`op_cost.wanted_tiles`). Matrix kernels weigh splitting by rows (pixels, tokens), which reads the weights again for every
-tile, against splitting by columns (output channels), which reads the activations again. All other kernels are cut along the outermost
-axes of their physical layout, so that a tile is a few long runs of memory. Axes that a kernel reduces are never cut.
+A tile should read its weights once and be worth 50–150 µs where the node is large enough. More tiles cost scheduling, fewer leave workers
+idle at the end (`op_cost.wanted_tiles`). Matrix kernels weigh splitting by rows (pixels, tokens) against splitting by columns (output
+channels). The former reads the weights again for every tile, the latter the activations. All other kernels are cut along the outermost axes
+of their physical layout, so that a tile is a few long runs of memory. Axes that a kernel reduces are never cut.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _PRODUCTS = (TileModel.PRODUCT, TileModel.CONVOLUTION, TileModel.WINOGRAD)
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What tiles are cut for: so many workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the coarse tiles
-    of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other. `tiles`: about
-    so many for every node, cut where that costs least, whatever number seems best. `longest`: nanoseconds that no tile takes, as far as a
-    node can be cut so fine."""
+    """The goal of cutting tiles for a number of workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the
+    coarse tiles of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other.
+    `tiles`: about so many for every node, cut where that costs least, whatever number seems best. `longest`: nanoseconds that no tile
+    takes, as far as a node can be cut so fine."""
 
     workers: int
     tail: float
@@ -87,7 +87,7 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None, longe
 
 
 def _granules(node: Node) -> tuple[int, ...]:
-    """At multiples of which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
+    """The multiples at which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
     shape = node.output.shape
     rank, evaluate = len(shape), tile_cost.of(node)
     lead = [1] * (rank - 2)
@@ -102,7 +102,7 @@ def _granules(node: Node) -> tuple[int, ...]:
 
 
 def _channels(node: Node) -> int:
-    """Of a convolution's outputs, those that are computed together: whole groups, or panels."""
+    """A convolution's outputs that are computed together: whole groups, or panels."""
     groups = node.attrs.get("groups", 1)
     outputs: int = node.output.shape[1] // groups
     if groups == 1 or outputs % PANEL == 0:
@@ -198,7 +198,7 @@ def _blocks(dim: int, granule: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _parts(blocks: int) -> npt.NDArray[np.int64]:
-    """Candidate numbers of parts of an axis of so many blocks."""
+    """Candidate numbers of parts of an axis of `blocks` blocks."""
     out = {1, blocks} | {n for k in range(13) for n in (2**k, 3 * 2**k) if n < blocks}
     out |= {-(-blocks // k) for k in range(1, 9)}
     return np.array(sorted(n for n in out if n <= min(blocks, MAX_TILES)) or [1], np.int64)
@@ -206,7 +206,7 @@ def _parts(blocks: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=1024)
 def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
-    """All combinations of parts of axes of so many blocks, a vector an axis, and the numbers of tiles."""
+    """All combinations of parts of axes of `blocks` blocks, a vector an axis, and the numbers of tiles."""
     mesh = [m.ravel() for m in np.meshgrid(*map(_parts, blocks), indexing="ij")]
     return mesh, np.prod(mesh, axis=0)
 
@@ -253,9 +253,9 @@ MOST_ROWS = 384
 
 
 def _halved(rows: Sequence[int], weights: int) -> int | None:
-    """Which of the row axes (batch, tokens) is cut into two halves that follow each other, each with all columns: what comes after the
-    first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: large
-    weights should be read once."""
+    """The row axis (batch or tokens) that is cut into two halves that follow each other, each with all columns. The nodes after the first
+    half (a normalisation and the next product need whole rows) then run while other workers finish the second. None: large weights should
+    be read once."""
     if not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > cached_weights():
         return None
     if rows[0] > 1:
@@ -317,7 +317,7 @@ def _images(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _image_grid(shape: Sequence[int], parts: Sequence[int], granules: tuple[int, int, int], channels_first: bool) -> Grid:
-    """The grid of so many parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
+    """The grid of `parts` parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
     volume are one axis too many to be cut."""
     rows, columns, channels = granules
     cuts = [split(shape[0], parts[0]), split(shape[1], parts[3], channels), split(shape[-2], parts[1], rows)]

@@ -1,8 +1,9 @@
-"""What goes first: tiles with much work behind them (critical path first), in the order of layers where that makes no difference.
+"""The order of tiles: those with much work behind them come first (critical path first). Where that makes no difference they go in the
+order of layers.
 
-Of the tiles that become ready together a worker follows the one of lowest rank, and what it leaves to the pool is taken by depth. Both
-follow one order of the steps: by the work on the longest path from a step to the end, its own included. No edge leads against it. So the
-branches of a network end together, whichever was written down first; in a chain of layers nothing changes.
+A worker follows the tile of lowest rank among those that become ready together. The tiles that it leaves to the pool are taken by depth.
+Both follow one order of the steps: by the work on the longest path from a step to the end, its own included. No edge leads against it. So
+the branches of a network end together, whichever was written down first; in a chain of layers nothing changes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ DEPTHS = LIMITS["depths"]
 
 
 def critical_first(step_ns: Sequence[float] | Floats, parents: Ints, children: Ints) -> Ints:
-    """The steps in the order in which their tiles should go. `step_ns`: work of each; `parents`, `children`: pairs of steps of which the
-    second waits for the first, which has the lower number (pairs of one step with itself do not count)."""
+    """The steps in the order in which their tiles should go. `step_ns`: work of each. `parents`, `children`: pairs of steps of which the
+    second waits for the first, which has the lower number. Pairs of one step with itself do not count."""
     n = len(step_ns)
     pairs = np.unique(parents * n + children)
     pairs = pairs[pairs // max(n, 1) != pairs % max(n, 1)]
@@ -36,7 +37,7 @@ def critical_first(step_ns: Sequence[float] | Floats, parents: Ints, children: I
 
 
 def depths_and_ranks(order: Ints, step_ns: Sequence[float] | Floats, counts: Sequence[int] | Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """Of each step its depth bin: bins hold about the same work and never decrease along the order. Of each tile its rank, from 1 on, tiles
+    """The depth bin of each step: bins hold about the same work and never decrease along the order. The rank of each tile, from 1 on, tiles
     counted step by step: `counts` of each."""
     ns, n = np.asarray(step_ns, np.float64)[order], np.asarray(counts, np.int64)
     before = np.concatenate([[0.0], np.cumsum(ns)])[: len(ns)]  # not cumsum(ns) - ns: rounded, that may decrease
@@ -50,11 +51,11 @@ def depths_and_ranks(order: Ints, step_ns: Sequence[float] | Floats, counts: Seq
 
 
 WAITING: Final = 0.5
-"""Tiles wait for memory when they ask for this part of what one core reads, or more."""
+"""Tiles wait for memory when they ask for this part of one core's reading rate, or more."""
 
 
 def memory_depths(depth: npt.NDArray[np.uint8], ns: Floats, nbytes: Floats, cold: float) -> int:
-    """The depth bins whose tiles wait for memory, a bit each. `depth`, `ns`, `nbytes` [tiles]: where each is, what it takes, and what
-    it moves to and from memory. `cold`: bytes per ns that one core moves."""
+    """The depth bins whose tiles wait for memory, a bit each. `depth`, `ns`, `nbytes` [tiles]: the place of each, its time, and its traffic
+    with memory. `cold`: bytes per ns that one core moves."""
     took, moved = (np.bincount(depth, each, DEPTHS)[:DEPTHS] for each in (ns, nbytes))
     return sum(1 << int(d) for d in np.flatnonzero((took > 0) & (moved >= WAITING * cold * took)))

@@ -1,14 +1,14 @@
 """The APU: finds the tiles of every node for a machine (ASPEN, section 4.2), judged by simulation.
 
-Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
-coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
-those of which every core gets a whole share. The search climbs from several starts: nodes that are alike move up or down their ladders
-together, then each by itself, as long as the simulated latency of the whole network falls. It begins with what `policy` says of each node
-alone and, where cores are unlike, with what is best of all nodes cut by the same rule (`EVEN`); then, as far as its effort reaches
-(`STARTS`), from an end of the ladders: the coarsest tiles on few cores and the finest on many, both where cores are unlike, and "thorough"
-always. What comes out best counts. Where the network has branches, the search goes on from there with the critical path first
-(`priority.py`), if that gains anything.
-What a step changes in the tile graph is worked out for the node and its readers alone, and once for all that are alike.
+Each node has a *ladder* of grids, from the finest tiles that fill the kernels to the coarsest ones. Tiles are merged by pixels or tokens
+first, then by channels. On each rung is the grid of least work for its size (`policy.grid_for` for a growing `Aim.tail`). Where cores are
+unlike there are also grids of which every core gets a whole share. The search climbs from several starts. Nodes that are alike move
+together on their ladders, then each by itself, as long as the simulated latency of the whole network falls. It begins with the choice of
+`policy` for each node alone. Where cores are unlike it also begins with the best of all nodes cut by the same rule (`EVEN`). Then, as far
+as its effort reaches (`STARTS`), it begins at an end of the ladders. That is the coarsest tiles on few cores and the finest on many, or
+both where cores are unlike and for "thorough". The best result counts. Where the network has branches, the search goes on from there with
+the critical path first (`priority.py`), if that gains anything. The effect of a step on the tile graph is worked out for the node and its
+readers alone, once for all alike.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results of networks do not
 depend on it.
@@ -45,30 +45,30 @@ from aspen_mp.planner.tiling.priority import DEPTHS, critical_first, depths_and_
 
 Floats = npt.NDArray[np.float64]
 EFFORT: Final[dict[Effort, int]] = {"none": 0, "quick": 450_000, "thorough": 8_000_000}
-"""What climbing from each start may take, in what is about a µs: …"""
+"""The effort of climbing from each start, in about a µs: …"""
 STEP: Final = 400
 """… for each step, …"""
 TILE: Final = 0.15
 """… for each of its tiles that is simulated, …"""
 AT_ONCE: Final = 64
-"""(cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, it counts more,)"""
+"""(cores among which the simulator looks for the next event in the time of all else that a tile takes; on more, it counts more,)"""
 NODE: Final = 700
-"""… for what the tiles of a node read, where it was not known yet, …"""
+"""… for the reads of a node's tiles, where they were not known yet, …"""
 SOURCE: Final = 50
 """… and for each node that they read from: behind the concats of a DenseNet there are many."""
 STARTS: Final = 1.5
-"""A quick search does not start anew when it has spent the effort of so many."""
+"""A quick search does not start anew when it has spent the effort of this many starts."""
 FEW: Final = 4.0
 """On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
 BEGIN: Final = 30
 """… and for each step before the first one is taken: where that alone is too much, nothing is searched."""
 MANY_STEPS: Final = 2048
 LAYER: Final = 5
-"""Of networks of more steps than so many, so much more for each further one whenever a latency is found."""
+"""In networks of more steps than `MANY_STEPS`, the extra effort for each further one whenever a latency is found."""
 FOR_EACH_NS: Final = 0.2
-"""So many µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
+"""The µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
-"""Of work: what takes no longer is not searched."""
+"""Networks of less work than this are not searched."""
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
@@ -80,22 +80,24 @@ MOVES: Final = (-1, 1, -2, 2)
 PARTS: Final = (1, 2, 3, 4)
 """Where cores are unlike, also so many tiles for the slowest core, and for the others as many more as they are faster."""
 WORTH: Final = 0.0002
-"""What a step has to gain, of the latency. Steps that gain less only cost time."""
+"""The least gain of a step, as a share of the latency. Steps that gain less only cost time."""
 WORTH_ORDER: Final = 0.01
-"""What going by the critical path has to gain with the same tiles. Most networks are chains, where the orders differ by chance alone."""
+"""The least gain of going by the critical path with the same tiles, as a share of the latency. Most networks are chains, where the orders
+differ by chance alone."""
 JITTER: Final = 0.05
 SAMPLES: Final = 3
-"""A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
-real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
-longer than the waiting that they save. What is longer in one sample is as much shorter in another, and in a middle one nothing is: with
-chance of its own in each, the few samples that there is time for choose tiles that are good in them alone."""
+"""A schedule must not be good by chance: each is simulated `SAMPLES` times, with tiles that take longer or less by `JITTER`. If they vary
+less than real tiles (caches, interrupts), the search finds tiles so coarse that workers wait for each other. If they vary more, it finds
+ones that take longer than the waiting that they save. A tile that is longer in one sample is as much shorter in another, and the middle
+sample has no jitter. With chance of its own in each, the few samples that there is time for would choose tiles that are good in them
+alone."""
 JITTER_UNLIKE: Final = 0.1
-"""The same where cores are unlike. There samples differ by speeds, too (`AS_KNOWN`), and each has chance of its own: mirrored, and with
-less of it, VGG-16 took 3 to 4 % longer beside a core of a quarter of the speed, and other networks about as long."""
+"""The same where cores are unlike. There samples differ by speeds, too (`AS_KNOWN`), and each has chance of its own. Mirrored, and with
+less of it, VGG-16 took 3 to 4 % longer beside a core of a quarter of the speed. Other networks took about as long."""
 AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
-"""Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
-beside a core that keeps the memory busy a slow one is slower than alone: a plan for one speed, with as many tiles as give every core its
-share, keeps the fast cores waiting for a slow one's last tile at any other."""
+"""Where cores are unlike, the share that slow ones give of their assumed speed, one sample each. Speeds are known by steps, and beside a
+core that keeps the memory busy a slow one is slower than alone. A plan for one speed has as many tiles as give every core its share. At any
+other speed it keeps the fast cores waiting for a slow one's last tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick", longest
 
 
 def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
-    """Of a request alone on a machine of several cores, as the search sees it: simulated, nanoseconds."""
+    """The latency of a request alone on a machine of several cores, as the search sees it: simulated, nanoseconds."""
     return _Search(storage, machine, 0).latency(grids)
 
 
@@ -167,7 +169,7 @@ def unlike(machine: Machine) -> bool:
 
 
 def _speeds(machine: Machine) -> list[list[float]]:
-    """Of the cores, one list for each sample."""
+    """Speeds of the cores, one list for each sample."""
     if not unlike(machine):
         return [[core.speed for core in machine.cores]] * SAMPLES
     slow = CLASS_GAP * max(core.speed for core in machine.cores)
@@ -196,7 +198,7 @@ class _Search:
         self.storage, self.machine, self.budget, self.longest = storage, machine, budget, longest
         self.workers = max(1, round(machine.power))
         self.fair = _fair(machine)
-        self.made: dict[tuple[object, ...], _Rung] = {}
+        self.known_rungs: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
         self.edges = EdgeBuilder(storage, self.kinds)
         self.layers = np.arange(len(self.kinds))
@@ -216,7 +218,7 @@ class _Search:
         return self._latency(self.rungs)
 
     def graph(self, grids: Sequence[Grid]) -> Tiles:
-        """As layers follow each other."""
+        """The tile graph in the order of layers."""
         return _tiles(self.edges.wiring(grids), self._rungs(grids), self.layers)
 
     def _rungs(self, grids: Sequence[Grid]) -> list[_Rung]:
@@ -281,7 +283,7 @@ class _Search:
 
     @cached_property
     def ladders(self) -> list[list[_Rung]]:
-        """Of every step."""
+        """The ladders of all steps."""
         of: dict[tuple[object, ...], list[_Rung]] = {}
         for kind, node in zip(self.kinds, self.storage.steps, strict=True):
             if kind not in of:
@@ -315,11 +317,11 @@ class _Search:
 
     def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
-        if key not in self.made:
+        if key not in self.known_rungs:
             ns, moved = tile_cost.tile_costs(node, *grid.boxes(), len(self.machine))
-            found = tile_cost.made(node, *grid.boxes(), len(self.machine))
-            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()))
-        return self.made[key]
+            found = tile_cost.scratch_reuse(node, *grid.boxes(), len(self.machine))
+            self.known_rungs[key] = _Rung(grid, ns, moved, found, float(ns.sum()))
+        return self.known_rungs[key]
 
     def _alike(self) -> list[list[int]]:
         """Steps that can move together, then each alone; those that take longest first."""
@@ -358,14 +360,14 @@ class _Search:
         return best, taken
 
     def _note(self, group: Sequence[int], trial: Sequence[_Rung], ms: float) -> None:
-        """What the network would take with other tiles for a group: the least for each way to cut them."""
+        """Notes the network's time with other tiles for a group: the least for each way to cut them."""
         for k in group:
             known = self.tried.setdefault(k, {})
             choice = policy.described(trial[k].grid)
             known[choice] = min(ms, known.get(choice, math.inf))
 
     def _next(self, k: int, by: int) -> _Rung:
-        """So many rungs up from that of a step."""
+        """The rung that is `by` above that of a step."""
         ladder, now = self.ladders[k], self.rungs[k]
         at = next((i for i, rung in enumerate(ladder) if rung is now), None)
         if at is None:  # the policy's own, which is on no rung
@@ -390,8 +392,8 @@ class _Search:
         return self.simulated.latency_ns(tiles, tiles.ns * factors)
 
     def _jitter(self, k: int, n: int) -> Floats:
-        """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
-        differ by what has been changed, not by chance."""
+        """[samples, n]: the ratio of the times of a step's first n tiles to their expected times. The same whatever the other steps are:
+        two latencies differ by the change alone, not by chance."""
         if k not in self.jitter or self.jitter[k].shape[1] < n:
             self.jitter[k] = np.exp(self._longer(np.random.default_rng((1, k)), max(2 * n, 16)).T)
         return self.jitter[k][:, :n]
@@ -414,7 +416,7 @@ def _order(gains: bool, branches: bool, layers: float, critical: float) -> Reaso
 
 
 def _tiled(node: Node, before: Grid, grid: Grid, ms: float, tried: Mapping[str, float]) -> Reason:
-    """Why a step has these tiles, `before` any search others: what was tried besides, in milliseconds of the network."""
+    """Why a step has these tiles, `before` any search others: the other ways that were tried, in milliseconds of the network."""
     first, choice = policy.described(before), policy.described(grid)
     others = sorted((cost, other) for other, cost in tried.items() if other != choice)[: policy.SHOWN]
     words = tuple([Tried(other, f"ends {cost / ms - 1:.1%} later" if cost > ms else "hardly sooner", cost) for cost, other in others])

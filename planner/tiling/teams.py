@@ -1,8 +1,8 @@
 """How many cores share a request when several of the same network run at a time.
 
 Tiles for few cores are larger: they read weights less often, fill their kernels, and there are fewer to schedule. Tiles for many cores end
-a request sooner. With so many requests at a time that every core has enough to do anyway, only the former counts. So a network is cut as
-if each request had a *team* of cores to itself, as large as the simulation of all requests on all cores says. The pool knows nothing of
+a request sooner. With so many requests at a time that every core has enough to do anyway, only the former counts. So a network is cut as if
+each request had a *team* of cores to itself. Its size comes from simulating all requests on all cores. The pool knows nothing of
 teams: whoever is idle takes any ready tile, of the oldest request first.
 """
 
@@ -25,7 +25,7 @@ ABOUT: Final = 0.01
 MOST_STEPS: Final = 4000
 """Networks of more steps are not simulated, which would take seconds for each team: each request gets its part of the cores."""
 PAST: Final = 0.03
-"""Where a team has so much less throughput than a smaller one, larger ones have less still: there is more work in their tiles."""
+"""Where a team has less throughput than a smaller one by this share, larger ones have less still: there is more work in their tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def choose(storage: Storage, machine: Machine, in_flight: int, longest: float) -
 
 def searched(storage: Storage, machine: Machine, team: Machine, planning: Experiment) -> tuple[search.Found, Machine]:
     """The tiles of the highest throughput on the whole machine, and the cores that they are cut for. They are those that a search finds for
-    a request on its team's cores, or those before that search: a request that ends soon on its team may have too few tiles for the cores
+    a request on its team's cores, or those before that search. A request that ends soon on its team may have too few tiles for the cores
     that other requests leave idle. Where teams gain next to nothing, they are those of requests alone."""
     effort, longest = planning.search, planning.longest_ns
     with reasons.trial() as keep_alone:

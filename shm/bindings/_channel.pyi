@@ -23,9 +23,9 @@ class Offered(Protocol):
 OfferedT = TypeVar("OfferedT", bound=Offered)
 
 class Result(NamedTuple):
-    """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` the plan's op that failed (-1: none); `needed` the bytes of
-    the OBJECT result that did not fit, or with TOO_LATE the nanoseconds that the request would have taken; times are CLOCK_MONOTONIC
-    nanoseconds (0 where it did not get that far)."""
+    """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` is the plan's op that failed (-1: none). `needed` is the
+    bytes of the OBJECT result that did not fit, or with TOO_LATE the nanoseconds that the request would have taken. Times are
+    CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
 
     error: int
     op: int
@@ -111,9 +111,9 @@ class ClientChannel:
     def completions(self) -> int:
         """Count of completions so far (wraps at 2**32): take it before looking at tickets, then attend(count)."""
     def attend(self, seen: int) -> tuple[int, bool]:
-        """For a resolver thread: sleeps until the count differs from `seen` and others than the event loop wait (`expect`), a quarter of a
-        second at most. Where the loop waits, it is told of each completion; the GIL is not taken for that. Returns the count, and whether
-        the loop was told and has not looked for a twentieth of a second."""
+        """For a resolver thread: sleeps until the count differs from `seen` and others than the event loop wait (`expect`). It sleeps a
+        quarter of a second at most. Where the loop waits, it is told of each completion; the GIL is not taken for that. Returns the count,
+        and whether the loop was told and has not looked for a twentieth of a second."""
     def expect(self, loop: bool | None = None, others: bool | None = None) -> None:
         """Says who waits for completions: an event loop that watches `event`, and others, for whom `attend` returns; None: as before. To be
         called before what they wait for is submitted. Ctrl-C comes before or after all of it."""

@@ -53,7 +53,7 @@ cdef extern from "sys/eventfd.h" nogil:
         EFD_CLOEXEC, EFD_NONBLOCK
 
 cdef enum:
-    UNHEARD_NS = 50_000_000  # an event loop that does not look for so long after it was told is busy, or runs no more
+    UNHEARD_NS = 50_000_000  # an event loop that does not look for this long after it was told is busy, or runs no more
     SHORT_NS = 10_000  # a request is watched, for twice the time that the last one took, where that was no longer
     BELLS = 257  # one for each slot, the last one for whoever waits for any
     SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
@@ -84,7 +84,7 @@ cdef class Urgency:
         return (self.due_ns - now) / 1e9 if self.due_ns > now else 0.0
 
     cdef void ask(self, aspen_request *r) noexcept:
-        """What a slot says of it; the deadline counts from now."""
+        """Writes the request to a slot; the deadline counts from now."""
         cdef uint64_t now
         r.class_ = self.level
         r.span_ns = r.runs_on = 0

@@ -29,9 +29,9 @@ TRACE_RINGS: int
 TRACE_RECORDS: int
 """Offset of a trace segment's records."""
 MODEL_COUNTS: tuple[str, ...]
-"""What is counted of a model's requests: "requests" (ended, one for each stage), "queue_s" and "run_s" (seconds in all, from submission to
-start and from there to the end), "missed" (ended after their deadline), "refused" (the deadline could not be met), "expired" (it passed
-while they waited)."""
+"""Counts of a model's requests. "requests": ended, one for each stage. "queue_s", "run_s": seconds in all, from submission to start and
+from there to the end. "missed": ended after their deadline. "refused": the deadline could not be met. "expired": it passed while they
+waited."""
 PRIORITIES: dict[str, int]
 """high 0, normal 1, low 2"""
 
@@ -51,7 +51,7 @@ def clock() -> tuple[int, int]:
     """Now: ticks, in which DSEs count time, and nanoseconds of CLOCK_MONOTONIC."""
 
 def trace_bytes(rings: int, capacity: int) -> int:
-    """Size of a trace segment with so many rings of `capacity` records each."""
+    """Size of a trace segment with `rings` rings of `capacity` records each."""
 
 def trace_format(buf: Buffer, rings: int, capacity: int) -> None:
     """Makes a new trace segment ready for DSEs. `capacity`: a power of two. ValueError for other numbers."""
@@ -106,18 +106,19 @@ class ControlTable:
         `share`: its weight beside other models. `work_ns`: what it expects of all its tiles on one core, 0: unknown. `memory`: depths
         whose tiles wait for memory, a bit each."""
     def set_tokens(self, tokens: int) -> None:
-        """So many workers of each memory may execute tiles that wait for it while there is something else to do; 0: all."""
+        """This many workers of each memory may execute tiles that wait for it while there is something else to do; 0: all."""
     def set_hints(self, plans: Mapping[int, Sequence[tuple[int, int, bool]]], domains: Sequence[int] = ()) -> int:
-        """Puts a new version of the hints in force and returns its number. `plans`: by plan and depth (a bit for each domain whose workers
-        may take the tiles, 0: all; the most workers of a request at a time, 0: any number; whether tiles of other requests go first).
-        Plans that are missing get no hint but that of their memory. `domains`: of each row, the domain of its worker, -1: none.
+        """Puts a new version of the hints in force and returns its number. `plans`: by plan and depth. An entry has three parts. The first
+        is a bit for each domain whose workers may take the tiles, 0: all. The second is the most workers of a request at a time, 0: any
+        number. The third says whether tiles of other requests go first. Plans that are missing get no hint but that of their memory.
+        `domains`: of each row, the domain of its worker, -1: none.
         ValueError: a number is out of range."""
     def hints(self) -> dict[str, Any]:
         """version, tokens, holders [memories], at_work (over all requests), and by plan the words of the table in force."""
     def model_counts(self) -> dict[int, dict[str, float]]:
         """By model, of its plans so far: the numbers `MODEL_COUNTS`."""
     def plans(self) -> list[int]:
-        """The plans that there are, also those that have been dropped and still run requests."""
+        """The existing plans, also those that have been dropped and still run requests."""
     def plan(self, plan: int) -> dict[str, Any]:
         """generation, segment, draining (it has been dropped), instances, and how many requests they have served."""
     def drop_plan(self, plan: int) -> None:
@@ -142,10 +143,11 @@ class ControlTable:
     def stop(self) -> None:
         """Every worker leaves its loop."""
     def workers(self) -> list[dict[str, Any]]:
-        """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
-        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults, failed,
-        cancelled, queued (ready tiles in its row now), and how long it was in kernels, scheduling, searching and sleeping: kernel_ns,
-        schedule_ns, search_ns, sleep_ns; of these held_ns for the sake of a higher class, and lent_ns to lower ones."""
+        """For each used row: `row`, `pid`, `start_time`, `cpu`, `core_class`, `state`, `command`, `attached`, `heartbeat`, `idle` ("busy",
+        "looking", "parked"). `current`: (instance, tile) or None. Counts are `tiles`, `steals`, `pushes`, `follows`, `parks`, `opaque`,
+        `claims`, `ends`, `wakes`, `faults`, `failed` and `cancelled`. `queued`: ready tiles in its row now. `kernel_ns`, `schedule_ns`,
+        `search_ns`, `sleep_ns`: how long it was in kernels, scheduling, searching and sleeping. `held_ns` of these are for the sake of a
+        higher class, `lent_ns` went to lower ones."""
     def paces(self) -> list[tuple[int, int, int | None, int, int]]:
         """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
     def status(self) -> dict[str, Any]:
@@ -177,8 +179,8 @@ class ControlTable:
         It has failed, its client has cancelled it (whether or not a worker has looked), or its client is gone. `client`: that client's
         segment, mapped."""
     def pulse(self, row: int) -> tuple[int, int, int, bool]:
-        """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker, and whether it has
-        mapped what the last publish() announced."""
+        """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker. The last says whether it
+        has mapped what the last publish() announced."""
     def instance(self, number: int) -> dict[str, Any]:
         """state, generation, plan, client, arena (segment), client_segment of an instance."""
     def replace_arena(self, instance: int, segment: int) -> int:

@@ -535,7 +535,8 @@ cdef class ControlTable:
         return rows
 
     def paces(self):
-        """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
+        """For each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and those that plans expect of them, so
+        far."""
         cdef aspen_worker *w
         found = []
         for r in range(self.c.signals.n_rows):

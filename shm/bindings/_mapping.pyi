@@ -14,10 +14,10 @@ def free_huge(file: str = "/proc/buddyinfo") -> int:
 def reserve(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
     """Gives an empty file of shared memory its length and all of its space, zeroed.
 
-    In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory): they cost less than reserving
-    and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Where memory
-    would have to be moved for that, only as long as it is soon done. Returns how many bytes lie in such pages. `holes`: (begin, end),
-    ascending, for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
+    In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory). They cost less than reserving
+    and touching 512 small pages each, in every process that maps them. They also cost fewer translations for who streams through them.
+    Where memory would have to be moved for that, only as long as it is soon done. Returns how many bytes lie in such pages. `holes`:
+    (begin, end), ascending, for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
     """
 
 @final
@@ -36,7 +36,7 @@ class Memfd:
 class Mapping(Buffer):
     """Shared memory behind a descriptor, mapped. Supports the buffer protocol; views keep it alive.
 
-    Python's own mmap keeps a duplicate of the descriptor for as long as it lives; this does not, so that a process may map thousands of
+    Python's own mmap keeps a duplicate of the descriptor for as long as it lives. This does not, so that a process may map thousands of
     segments. Raises OSError where the kernel refuses.
     """
 
@@ -51,8 +51,8 @@ class Mapping(Buffer):
     def close(self) -> None:
         """Unmaps. BufferError while views exist; without a reference of ours the last of them unmaps it."""
     def borrow(self, at: int, fd: int, offset: int, nbytes: int) -> None:
-        """Maps `nbytes` of a file from `offset` on, read-only, over the bytes from `at` on of this mapping of a data segment; all multiples
-        of a page, `at` behind the first. Where the file turns out to be shorter, zeros are read and the segment is marked
+        """Maps `nbytes` of a file from `offset` on, read-only, over the bytes from `at` on of this mapping of a data segment. All are
+        multiples of a page, and `at` is behind the first. Where the file turns out to be shorter, zeros are read and the segment is marked
         (`_control.torn`). ValueError, OSError."""
     def keep_from_children(self) -> None:
         """Forked children do not get this mapping."""

@@ -1,6 +1,6 @@
 """A client's counts of its own requests, in memory that the planner process reads.
 
-The planner process makes the memory, 16 KiB a client, and reads it whenever it is asked for its status; the client alone writes it, so that
+The planner process makes the memory, 16 KiB a client, and reads it whenever it is asked for its status. The client alone writes it, so that
 nothing is sent for a request. One writer: whoever changes a row holds the GIL. The reader may see a count before its duration, and must
 take the numbers for what they are: a client's word.
 """

@@ -119,7 +119,7 @@ def test_tls_and_tokens_over_grpc(models: Path) -> None:
 def test_a_certificate_needs_its_key(models: Path) -> None:
     with pytest.raises(AssertionError, match="Give both"):
         tools.Server(models, "--certificate", models.parent / "tokens", folder=models)
-    with pytest.raises(AssertionError, match="no certificate in PEM"):
+    with pytest.raises(AssertionError, match="not a certificate in PEM"):
         tools.Server(models, "--certificate", models.parent / "tokens", "--key", models.parent / "tokens", folder=models)
 
 

@@ -1,4 +1,4 @@
-/* What hints say to this DSE in one turn, and what it says of itself (docs/protocol/hints.md, "Heed").
+/* A DSE's advice: hints for it in one turn, and its own reports (docs/protocol/hints.md, "Heed").
  *
  * It says whether it holds a token, and which request it works for. Hints are a preference. Any of their words may be stale or wrong, and
  * every request ends all the same.
@@ -29,8 +29,8 @@ static inline void aspen_dse_stand(struct aspen_dse *d, uint32_t instance, uint3
   d->works_for = instance;
 }
 
-/* Writes what hints say in this turn into `advice` and returns it. NULL: hints are not looked at. A request alone has nobody in its way, so
- * its tiles are taken without hints. */
+/* Writes the hints of this turn into `advice` and returns it. NULL: hints are not looked at. A request alone has nobody in its way, so its
+ * tiles are taken without hints. */
 static inline const struct aspen_advice *aspen_dse_heed(struct aspen_dse *d, uint64_t running, struct aspen_advice *advice) {
   const struct aspen_hints *h = &d->s.control->hints;
   if (aspen_running_all(running) < 2) {
@@ -58,7 +58,7 @@ static inline void aspen_dse_settle(struct aspen_dse *d, const struct aspen_advi
   aspen_dse_stand(d, counted ? id : 0, !!(aspen_hint(advice, id, aspen_dse_depth(d, item)) & ASPEN_HINT_MEMORY));
 }
 
-/* Hints advised against a tile of this order. The request is not tried again for some tiles: what follows would be put back for each try.
+/* Hints advised against a tile of this order. The request is not tried again for some tiles: they would be put back for each try.
  */
 static inline void aspen_dse_in_vain(struct aspen_dse *d, uint64_t order) {
   d->vain = order;

@@ -28,7 +28,7 @@ static inline uint32_t aspen_dse_neighbour(struct aspen_dse *d) {
 /* The ticks that it takes to read a word in a line that its worker alone writes. */
 static inline uint64_t aspen_dse_read(const uint64_t *word, uint64_t *found) {
 #if defined(__x86_64__) && !defined(ASPEN_MODEL_CHECK)
-  __builtin_ia32_lfence(); /* What came before is done, */
+  __builtin_ia32_lfence(); /* Earlier work is done, */
   const uint64_t began = aspen_ticks();
   __builtin_ia32_lfence(); /* and the clock is read, before the line is asked for. */
   *found = aspen_stat_load(word);

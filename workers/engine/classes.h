@@ -13,7 +13,7 @@ static inline int64_t aspen_dse_turn_ns(const struct aspen_dse *d) {
   return ASPEN_LENT * (int64_t)(ns ? ns : 1000000);
 }
 
-/* Counts what priorities have cost since the last look: time in which nothing ran for a higher class, and time in which that class waited.
+/* Counts the cost of priorities since the last look: time in which nothing ran for a higher class, and time in which that class waited.
  */
 static inline void aspen_dse_count_classes(struct aspen_dse *d, uint64_t now) {
   struct aspen_worker *me = aspen_me(&d->s);

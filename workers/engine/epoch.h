@@ -9,7 +9,7 @@
 #include "engine/state.h"
 #include "futex.h"
 
-/* Drops what the DSE has in hand. Recovery queues those tiles again and counts everything anew. */
+/* Drops the tile and the items that the DSE holds. Recovery queues those tiles again and counts everything anew. */
 static inline void aspen_dse_drop(struct aspen_dse *d) {
   d->follow = d->opaque = 0;
   d->held.n = 0;

@@ -1,7 +1,7 @@
 /* How a tile is executed, from the item to the call of its kernel (docs/protocol/complete.md).
  *
- * Operands come from plans/call.h, which relies on what was mapped before the loop ran. What follows the kernel is in finish.h. A tile that
- * Python executes leaves the loop and comes back in opaque.h.
+ * Operands come from plans/call.h, which relies on the segments that were mapped before the loop ran. The steps after the kernel are in
+ * finish.h. A tile that Python executes leaves the loop and comes back in opaque.h.
  */
 #ifndef ASPEN_EXECUTE_H
 #define ASPEN_EXECUTE_H

@@ -1,4 +1,4 @@
-/* What happens after a tile was executed: it is marked, its children are counted down, and the tile to follow is chosen
+/* Steps after a tile was executed: it is marked, its children are counted down, and the tile to follow is chosen
  * (docs/protocol/complete.md).
  *
  * The order is that of I1 and I2. The output is written first. Then the flag is stored with release, and the children are counted down with
@@ -10,7 +10,7 @@
 #include "engine/push.h"
 #include "engine/state.h"
 
-/* Ends a request. The client that is woken may take this core before the call returns. So what counts is the time of the thread, not of the
+/* Ends a request. The client that is woken may take this core before the call returns. So the time of the thread counts, not that of the
  * clock. */
 static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, uint32_t generation) {
   uint64_t *what = &aspen_me(&d->s)->schedule_ticks, before = aspen_thread_ns();
@@ -22,7 +22,7 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
 
 /* ------------------------------------------------------------------------------------------------ weights */
 
-/* Whether weights of a plan are missing, or were. Then what was computed with them says nothing (docs/protocol/borrow.md, "Weights in
+/* Whether weights of a plan are missing, or were. Then results computed with them say nothing (docs/protocol/borrow.md, "Weights in
  * files"). */
 static inline int aspen_dse_torn(const struct aspen_dse *d, const struct aspen_plan *plan) {
   for (uint32_t k = 0; k < plan->n_weights; k++) {
@@ -71,7 +71,8 @@ static inline uint64_t aspen_dse_own_share(const struct aspen_dse *d, const stru
 }
 
 /* Marks a tile that has been executed, or was a no-op, with its request's generation (I2). Then counts its children down (I1) and chooses
- * what follows. After the last count-down nothing of the arena is touched unless a child is ready. So END cannot have been executed before.
+ * the tile to follow. After the last count-down nothing of the arena is touched unless a child is ready. So END cannot have been executed
+ * before.
  */
 static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item);

@@ -1,4 +1,4 @@
-/* What a DSE without a tile does: it looks on for a while and then sleeps on the doorbell (docs/protocol/doorbell.md, "Park").
+/* A DSE without a tile looks on for a while and then sleeps on the doorbell (docs/protocol/doorbell.md, "Park").
  *
  * Pushers rely on a DSE that looks for work (idle.spinners) and wake those that sleep (idle.sleepers). The second look before the sleep,
  * aspen_dse_work(), is sequentially consistent throughout. So either it sees a push, or the pusher sees the sleeper.
@@ -53,8 +53,8 @@ static inline void aspen_dse_look(struct aspen_dse *d) {
   if (aspen_stat_load(&d->s.control->signals.roster) != d->roster) aspen_dse_sort_victims(d);
 }
 
-/* The DSE has found a tile: it is no spinner any more. Pushers may have relied on it to find two tiles. So the last spinner that stops
- * looking wakes the next one when there is more. */
+/* The DSE has found a tile and stops spinning. Pushers may have relied on it to find two tiles. So the last spinner that stops looking
+ * wakes the next one when there is more. */
 static inline void aspen_dse_found(struct aspen_dse *d) {
   struct aspen_idle *idle = &d->s.control->idle;
   d->looking = 0;

@@ -4,7 +4,7 @@
  *     Execute it, mark it executed, count its children down (execute.h, finish.h).
  *     Keep the ready child of lowest rank, and push the others together (push.h).
  *
- * aspen_dse_run() comes back for what Python has to do: enum aspen_reason (state.h). This header brings in all of the engine.
+ * aspen_dse_run() comes back for the work of Python: enum aspen_reason (state.h). This header brings in all of the engine.
  */
 #ifndef ASPEN_LOOP_H
 #define ASPEN_LOOP_H
@@ -19,7 +19,7 @@
 #include "engine/setup.h"
 #include "engine/take.h"
 
-/* Returns what is asked of the DSE from outside, a reason to leave the loop. 0: nothing. */
+/* Returns the request to the DSE from outside, a reason to leave the loop. 0: nothing. */
 static inline int aspen_dse_asked(struct aspen_dse *d) {
   const struct aspen_signals *g = &d->s.control->signals;
   uint32_t command = aspen_load_relaxed(&aspen_me(&d->s)->command);
@@ -32,7 +32,7 @@ static inline int aspen_dse_asked(struct aspen_dse *d) {
   return command == ASPEN_COMMAND_LEAVE ? ASPEN_REASON_LEAVE : 0;
 }
 
-/* Starts what clients have submitted, and pushes what could not be pushed before. */
+/* Starts requests that clients have submitted, and pushes tiles that could not be pushed before. */
 static inline int aspen_dse_admit(struct aspen_dse *d) {
   int r = ASPEN_OK;
   if (d->held.n) r = aspen_dse_push(d, &d->held);
@@ -82,7 +82,7 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
       if (d->looking) aspen_dse_found(d);
       r = aspen_dse_execute(d, item);
       if (r == ASPEN_BUSY) return aspen_dse_exit(d, ASPEN_REASON_OPAQUE);
-    } else if (r == ASPEN_EMPTY && !d->s.drained) { /* What has drained is said first: nobody wakes this DSE for it. */
+    } else if (r == ASPEN_EMPTY && !d->s.drained) { /* Drained requests are announced first: nobody wakes this DSE for them. */
       aspen_dse_rest(d);
     }
   }

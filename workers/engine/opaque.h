@@ -27,7 +27,7 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
   uint64_t began = d->lap;
   d->opaque = 0;
-  d->scratch_of = ASPEN_NONE; /* What ran was no kernel: nobody says what it left there. */
+  d->scratch_of = ASPEN_NONE; /* Python code ran: the content of scratch is unknown. */
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
   aspen_dse_unpaced(d, d->lap - began);
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);

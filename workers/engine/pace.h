@@ -1,7 +1,7 @@
-/* How fast this worker's core is, and what follows from it (docs/protocol/cores.md; docs/protocol/pool.md, "Queue shares").
+/* How fast this worker's core is, and the results of that (docs/protocol/cores.md; docs/protocol/pool.md, "Queue shares").
  *
- * A pace is the time of kernels beside what plans expect of them. It decides the worker's queue share, and the tiles that it leaves to
- * faster cores. The words of other workers are read as statistics: a stale one costs time and nothing else.
+ * A pace is the time of kernels beside the time that plans expect of them. It decides the worker's queue share, and the tiles that it
+ * leaves to faster cores. The words of other workers are read as statistics: a stale one costs time and nothing else.
  */
 #ifndef ASPEN_PACE_H
 #define ASPEN_PACE_H
@@ -10,7 +10,7 @@
 
 /* The expected kernel time, in ns, between two looks at the pace. */
 #define ASPEN_PACE_NS 1e6
-/* The weight of the latest look in a pace. With a larger one, what a slow core leaves would change with every disturbance. */
+/* The weight of the latest look in a pace. With a larger one, the tiles that a slow core leaves would change with every disturbance. */
 #define ASPEN_PACE_NEW 0.1
 
 /* Works out which share of a layer's tiles is this worker's. Shares have the order of the rows and are as large as the cores are fast. */
@@ -36,8 +36,8 @@ static inline void aspen_dse_share(struct aspen_dse *d, double pace) {
   d->s.user.walk = ASPEN_WALK / open;
 }
 
-/* Compares how long kernels take here with what plans expect, and with other workers' paces. No class of core has to be known: a core that
- * is shared with others counts as slow for as long as it is. */
+/* Compares the time of kernels here with the time that plans expect, and with other workers' paces. No class of core has to be known: a
+ * core that is shared with others counts as slow for as long as it is. */
 static inline void aspen_dse_pace(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   struct aspen_worker *me = aspen_me(&d->s);

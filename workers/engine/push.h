@@ -1,13 +1,13 @@
 /* How tiles come from a DSE's hand into the ready pool (docs/protocol/pool.md).
  *
- * A tile is in one place only (I12): what cannot be pushed yet stays in `held`.
+ * A tile is in one place only (I12): tiles that cannot be pushed yet stay in `held`.
  */
 #ifndef ASPEN_PUSH_H
 #define ASPEN_PUSH_H
 #include "doorbell.h"
 #include "engine/state.h"
 
-/* Pushes to the own row and wakes sleepers for what was pushed. On ASPEN_ATTACH the tiles are kept in `held`. */
+/* Pushes to the own row and wakes sleepers for the pushed tiles. On ASPEN_ATTACH the tiles are kept in `held`. */
 static inline int aspen_dse_push(struct aspen_dse *d, const struct aspen_batch *b) {
   if (!b->n) return ASPEN_OK;
   int r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, b->order, b->item, b->depth, b->n, 0);

@@ -1,15 +1,15 @@
 /* The state of one distributed scheduling engine (DSE), and what all parts of the engine read from it.
  *
- * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: what a DSE holds dies with the worker or
- * its epoch. The flags of tiles say what is left to do (docs/protocol/recover.md). The same functions run in worker processes
+ * One worker owns a DSE, and nobody else reads or writes its state. Recovery needs none of it: tiles that a DSE holds die with the worker
+ * or its epoch. The flags of tiles say which work is left (docs/protocol/recover.md). The same functions run in worker processes
  * (workers/_dse.pyx), as threads under ThreadSanitizer, and under the model checker.
  */
 #ifndef ASPEN_STATE_H
 #define ASPEN_STATE_H
 #include "station.h"
 
-/* The statement that follows serves recovery alone. A build may leave such statements out, to measure what they cost
- * (docs/protocol/recover.md, "Die, Recover"). */
+/* The statement that follows serves recovery alone. A build may leave such statements out, to measure their cost (docs/protocol/recover.md,
+ * "Die, Recover"). */
 #if defined(ASPEN_WITHOUT_RECOVERY)
 #define ASPEN_FOR_RECOVERY if (0)
 #else
@@ -52,8 +52,8 @@ struct aspen_dse {
   uint32_t gap;         /* enum aspen_gap. */
   uint64_t gap_since;   /* Ticks: when the gap became ASPEN_GAP_HOLDS. */
   uint64_t shared_at;   /* Ticks: time up to here is divided between classes. 0: requests of one class run. */
-  int64_t owed_ns;      /* What classes below the highest are owed: ASPEN_LENT times the time that their tiles may take. */
-  int32_t owed_per_ns;  /* What each nanosecond adds: 1; -ASPEN_LENT in a lent tile; 0 in another tile of a lower class. */
+  int64_t owed_ns;      /* Debt to classes below the highest: ASPEN_LENT times the time that their tiles may take. */
+  int32_t owed_per_ns;  /* Added to it each nanosecond: 1; -ASPEN_LENT in a lent tile; 0 in another tile of a lower class. */
   uint32_t lent_lowest; /* Whether the lowest of two lower classes had the last turn. */
 
   uint32_t n_victims, roster; /* Entries of `victim`, and signals.roster when they were sorted. */
@@ -64,7 +64,7 @@ struct aspen_dse {
   uint64_t lap;          /* Ticks: all time up to here is accounted for. */
 
   /* Pace (pace.h). */
-  double expected_ns;   /* What plans expected of the kernels since `paced`. */
+  double expected_ns;   /* Nanoseconds that plans expected of the kernels since `paced`. */
   uint64_t paced;       /* The worker's kernel_ticks at the last look at its pace, plus those of tiles of which plans expect nothing. */
   uint64_t paced_tiles; /* The same, counted in tiles. */
   double leaves;        /* Ready tiles that faster cores will be done with before this core has done one. 0: this core is not slow. */
@@ -75,7 +75,7 @@ struct aspen_dse {
   /* Scratch memory of kernels (execute.h). */
   void *scratch;
   size_t scratch_bytes;
-  uint32_t scratch_of, scratch_generation, scratch_op; /* Whose tile used it last: instance, generation, op. ASPEN_NONE: nobody's. */
+  uint32_t scratch_of, scratch_generation, scratch_op; /* The last user of scratch: instance, generation, op. ASPEN_NONE: nobody's. */
 
   /* Caches apart (caches.h). */
   double far;        /* The share of looks at others' lines that took as long as from another cache. Late looks count most. */

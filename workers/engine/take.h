@@ -1,7 +1,7 @@
-/* Which tile a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
+/* Chooses the tile that a DSE runs next (docs/protocol/pool.md, "Age", "Classes"; docs/protocol/hints.md, "Heed").
  *
  * An older request's tile goes first, wherever it waits. Then comes the tile to follow, then the own row's best, then another row's. A
- * filter says which tiles a search takes. It is passed by value, so no search changes what the next one takes.
+ * filter says which tiles a search takes. It is passed by value, so no search changes the filter of the next one.
  */
 #ifndef ASPEN_TAKE_H
 #define ASPEN_TAKE_H
@@ -19,8 +19,8 @@ static inline void aspen_dse_note_taken(struct aspen_dse *d, uint32_t came, uint
 
 /* ------------------------------------------------------------------------------------------------ other rows */
 
-/* The row, other than the own one, whose oldest request is older than `order` and than any other row's. ASPEN_NONE: there is none. Of one
- * request alone nobody is older, and nobody's line is looked at. */
+/* The row, other than the own one, whose oldest request is older than `order` and than any other row's. ASPEN_NONE: there is none. A single
+ * request has no older one, and nobody's line is looked at. */
 static inline uint32_t aspen_dse_older(const struct aspen_dse *d, uint64_t order) {
   uint32_t found = ASPEN_NONE;
   if (aspen_running_all(aspen_load_relaxed(&d->s.control->claim.running)) < 2) return found;
@@ -102,8 +102,8 @@ static inline int aspen_dse_best(struct aspen_dse *d, struct aspen_filter filter
 
 /* ------------------------------------------------------------------------------------------------ a turn */
 
-/* Takes a tile of a class below `highest` at the turn of those classes. What follows is put back, so that others may take it meanwhile. The
- * lowest class has every second turn, where there are two. ASPEN_EMPTY: they have no ready tile, and the turn passes. */
+/* Takes a tile of a class below `highest` at the turn of those classes. The tile to follow is put back, so that others may take it
+ * meanwhile. The lowest class has every second turn, where there are two. ASPEN_EMPTY: they have no ready tile, and the turn passes. */
 static inline int aspen_dse_lend(struct aspen_dse *d, uint32_t highest, uint64_t *item) {
   int r = aspen_dse_put_back(d);
   if (r) return r;

@@ -65,8 +65,8 @@ def best(const float[:, ::1] corners, const float[::1] areas, float overlap, Py_
             least[axis] = min(least[axis], corners[i, axis])
             largest[axis] = max(largest[axis], corners[i, axis + 2])
             span[axis] += max(0, corners[i, axis + 2] - corners[i, axis])
-    # Boxes that do not touch on one axis need not be compared: those of an image, or of classes that were moved apart, are many times
-    # wider together than each of them.
+    # Boxes that do not touch on one axis need not be compared. Those of an image, or of classes that were moved apart, are together many
+    # times wider than each.
     axis = 0 if (largest[0] - least[0]) * span[1] >= (largest[1] - least[1]) * span[0] else 1
     cells.n, cells.first, cells.width = 1, least[axis], max(1e-30, largest[axis] - least[axis])
     if fine and span[axis] > 0:

@@ -1,5 +1,5 @@
-"""Operators that bodies of loops are made of, as numpy calls: functions, means and parts, which `numpy_operators` does not list because a
-graph has kernels for them. `onnx.reference` computes the same, with several times the bookkeeping."""
+"""Operators that bodies of loops are made of, as numpy calls: functions, means and parts. `numpy_operators` lacks them because a graph has
+kernels for them. `onnx.reference` computes the same, with several times the bookkeeping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_AXIS: Final = 13
 
 
 def compile_node(node: NodeProto, opset: int) -> Call | None:
-    """As `numpy_operators.compile_node`."""
+    """Compiles as `numpy_operators.compile_node` does."""
     made = _TABLE.get(node.op_type) if node.domain in {"", "ai.onnx"} and opset >= SMALLEST_OPSET else None
     if made is None or any(attribute.ref_attr_name for attribute in node.attribute):
         return None
@@ -27,7 +27,7 @@ def compile_node(node: NodeProto, opset: int) -> Call | None:
 
 
 def _function(function: Call) -> Callable[[Attrs, int, NodeProto], Call]:
-    """Of real numbers alone."""
+    """A function for real numbers alone."""
     return lambda a, opset, node: lambda x: function(x) if x.dtype.kind == "f" else NotImplemented
 
 

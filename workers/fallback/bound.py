@@ -1,4 +1,4 @@
-"""Nodes of small bodies by the kernels that their operators have in plans, where numpy takes longer to begin than to compute: each is bound
+"""Nodes of small bodies by the kernels that their operators have in plans, where numpy takes longer to begin than to compute. Each is bound
 to the shapes, types and strides of the operands that it met first. Others, in later rounds, are numpy's."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aspen_mp.workers.fallback.numpy_operators import Array, Call
 
 F32: Final = np.dtype(np.float32)
 MOST: Final = 1 << 16
-"""Elements of a result. Of larger ones numpy's beginning is not what takes long, and its products use more of a cache."""
+"""Elements of a result. For larger ones numpy's beginning is not what takes long, and its products use more of a cache."""
 _ONE: Final = struct.unpack("<q", struct.pack("<d", 1.0))[0]
 _NO_ACT: Final = (UNARY["IDENTITY"], 0, 0)
 _UNARY: Final = {"Tanh": "TANH", "Sigmoid": "SIGMOID", "Exp": "EXP", "Log": "LOG", "Sin": "SIN", "Cos": "COS", "Sqrt": "SQRT"} | {
@@ -29,8 +29,8 @@ _COMPARED: Final = {"Less": "LESS", "LessOrEqual": "LESS_EQUAL", "Greater": "GRE
 
 
 def bound(op: str, inputs: Sequence[Any], rest: Call) -> Call:
-    """What computes an operator of the default domain on operands like these, plain ones that fit each other; `rest` where no kernel
-    does, and for others."""
+    """Return a call of an operator of the default domain on operands like these, plain ones that fit each other. `rest` computes others,
+    and operators without a kernel."""
     if not inputs or any(x is None or x.dtype != F32 for x in inputs):
         return rest
     if op in _UNARY and len(inputs) == 1:

@@ -89,7 +89,7 @@ def _averages(axis: tuple[Array, Array, Array, Array], cells: int) -> tuple[Arra
 
 
 def _points(start: Any, size: Any, cells: int, points: int, extent: int) -> tuple[Array, Array, Array, Array]:
-    """Of the points of all cells of an axis: pixels before and behind, and the weights of the latter and of the former."""
+    """For the points of all cells of an axis: pixels before and behind, and the weights of the latter and of the former."""
     kind = np.asarray(start).dtype
     at = start + (np.arange(cells)[:, None] * size + (np.arange(points) + 0.5).astype(kind) * size / max(points, 1)).reshape(-1)
     outside = (at < -1) | (at > extent)

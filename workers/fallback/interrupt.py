@@ -17,7 +17,7 @@ class Unwanted(BaseException):
 
 @contextmanager
 def asking(unwanted: Callable[[], bool]) -> Iterator[None]:
-    """Within this block `step` asks `unwanted()`."""
+    """Makes `step` ask `unwanted()` within the block."""
     global _unwanted  # noqa: PLW0603 (a worker executes one tile at a time)
     _unwanted = unwanted
     try:
@@ -27,6 +27,6 @@ def asking(unwanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def step() -> None:
-    """To be called between two steps. Raises Unwanted when nobody wants the result any more."""
+    """Called between two steps. Raises Unwanted when nobody wants the result any more."""
     if _unwanted is not None and _unwanted():
         raise Unwanted

@@ -1,6 +1,6 @@
 """Loop and Scan: what `onnx.reference` does wrong or refuses, done here; it evaluates the bodies.
 
-`onnx.reference` joins what the iterations of a Loop give along their first axis, where ONNX stacks them on a new one, takes a missing
+`onnx.reference` joins the results of a Loop's iterations along their first axis, where ONNX stacks them on a new one. It takes a missing
 condition for false, and knows Scan only forwards over first axes.
 
 A body is called with every outer value except those whose names it defines itself, so that outer names never hide its own.
@@ -46,8 +46,8 @@ class Body:
         return found
 
     def grows(self, k: int) -> int | None:
-        """The axis along which carried value `k` of a Loop grows, where a round does nothing with it but join something behind it, and with
-        what comes of that nothing but hand it on; None elsewhere. Lists of results are exported so."""
+        """The axis along which carried value `k` of a Loop grows; None elsewhere. It grows where a round only joins something behind it,
+        and only hands the result on. Lists of results are exported so."""
         if len(self.inputs) <= 2 + k or len(self.graph.output) <= 1 + k:
             return None
         given, made = self.inputs[2 + k], self.graph.output[1 + k].name
@@ -65,7 +65,7 @@ class Body:
         return axes[0] if axes and used[given] == used[made] == 1 else None
 
     def empty(self, k: int, axis: int, opsets: Mapping[str, int], values: Sequence[Any]) -> Array:
-        """What output `k` of the body is, stacked at `axis`, where the body never runs: dtype and rank as declared, or as they follow from
+        """Output `k` of the body, stacked at `axis`, where the body never runs. Its dtype and rank are as declared, or as they follow from
         `values` for its inputs, None where there is none. Dimensions that are not known are 0."""
         kind = self.graph.output[k].type.tensor_type
         if not kind.elem_type or not kind.HasField("shape"):
@@ -91,7 +91,8 @@ class Body:
 def loop(body: Body, trips: Any, condition: Any, carried: Sequence[Any], opsets: Mapping[str, int]) -> tuple[Any, ...]:
     """The outputs of Loop: last values of what is carried, then scan outputs. `trips`, `condition`: None where there is none.
 
-    What grows (`Body.grows`) is joined once, at the end: rounds see nothing of it, so that none copies what those before have made."""
+    A value that grows (`Body.grows`) is joined once, at the end: rounds see nothing of it, so that none copies the results of those
+    before."""
     n = len(carried)
     growing: dict[int, tuple[int, list[Array]]] = {}
     rounds: Iterator[int] = count() if trips is None else iter(range(_one(trips, "trip count")))

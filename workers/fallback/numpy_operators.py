@@ -1,6 +1,6 @@
-"""ONNX operators as numpy calls, for whoever computes them without a plan. The planner folds constants by them; workers run by them what
-detectors do with their boxes behind the network proper: hundreds of Gather, Slice, Concat, Greater … on a few numbers each, of which
-`onnx.reference` makes several microseconds of bookkeeping each, and of some a loop.
+"""ONNX operators as numpy calls, for whoever computes them without a plan. The planner folds constants by them. Workers run by them what
+detectors do with their boxes behind the network proper: hundreds of Gather, Slice, Concat, Greater … on a few numbers each.
+`onnx.reference` takes several microseconds of bookkeeping for each, and a loop for some.
 
 `compile_node` gives a function for a node that numpy computes as ONNX defines it, and None where it is not so. A function may still return
 `NotImplemented` for operands that it does not take; then `onnx.reference` does it.
@@ -19,16 +19,16 @@ from onnx import NodeProto, helper, numpy_helper
 Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
 Call = Callable[..., Any]
-"""Inputs, None where missing, to the output, or a tuple of several. What has one element may be a scalar of numpy."""
+"""Inputs, None where missing, to the output, or a tuple of several. A value of one element may be a scalar of numpy."""
 
 _PLAIN: Final = frozenset("?bhilqBHILQefd")
 """Dtypes by their characters: kinds do not tell numpy's own from those of ml_dtypes."""
 SMALLEST_OPSET: Final = 7
-"""Before it operators broadcast otherwise."""
+"""The opset before which operators broadcast otherwise."""
 
 
 def compile_node(node: NodeProto, opset: int) -> Call | None:
-    """What computes a node of the default domain in this opset; None where `onnx.reference` is to do it."""
+    """Return a call that computes a node of the default domain in this opset; None where `onnx.reference` is to do it."""
     made = _TABLE.get(node.op_type) if node.domain in {"", "ai.onnx"} and opset >= SMALLEST_OPSET else None
     if made is None or any(attribute.ref_attr_name for attribute in node.attribute):
         return None
@@ -106,7 +106,7 @@ def slices(
     axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> tuple[slice, ...]:
-    """What Slice takes of an array of this shape."""
+    """The part that Slice takes of an array of this shape."""
     which = range(len(starts)) if axes is None else axes
     by = [1] * len(starts) if steps is None else steps
     out = [slice(None)] * len(shape)
@@ -241,8 +241,8 @@ def _constant(a: Attrs, opset: int) -> Call | None:
 
 
 def range_length(start: Array, limit: Array, delta: Array) -> int:
-    """How many numbers Range gives, of scalars or vectors of one. What is no integer is counted in double precision, as onnxruntime does:
-    in single precision 1.1 - 0.1 is 1, and a number is missing."""
+    """How many numbers Range gives, of scalars or vectors of one. Other numbers than integers are counted in double precision, as
+    onnxruntime does: in single precision 1.1 - 0.1 is 1, and a number is missing."""
     first, last, step = start.item(), limit.item(), delta.item()
     if isinstance(first, int):
         return max(-((first - last) // step), 0) if step else 0

@@ -1,8 +1,8 @@
-"""Execution of what has no kernel: one opaque tile is a small ONNX model, evaluated by `onnx.reference` on views of shared memory,
-with some operators of our own (`operators.py`).
+"""Executes nodes without kernels. An opaque tile is a small ONNX model, evaluated by `onnx.reference` on views of shared memory, with some
+operators of our own (`operators.py`).
 
-`run_tile` is what a worker calls. It never raises for anything that the model or its inputs can cause: the request fails with a text that
-names node and op, the worker goes on. onnx itself is imported when the first such tile arrives (about 0.2 s), so that workers of models
+`run_tile` is what a worker calls. It never raises for anything that the model or its inputs can cause. The request fails with a text that
+names node and op, and the worker goes on. onnx itself is imported when the first such tile arrives (about 0.2 s). So workers of models
 without opaque nodes start fast and stay small.
 """
 
@@ -114,7 +114,7 @@ def run_tile(
 ) -> tuple[str, int]:
     """Executes one opaque tile on its operands: ``(error, needed)``.
 
-    `error` is "" or what to tell the request. `needed` is 0, or the bytes that all OBJECT outputs together take if one was too small; each
+    `error` is "" or what to tell the request. `needed` is 0, or the bytes that all OBJECT outputs together take if one was too small. Each
     such buffer then says how many it needs itself (`values.needed_bytes`). Operands that are memoryviews hold serialised values.
     """
     try:

@@ -1,5 +1,5 @@
-"""Operators of our own in place of those of `onnx.reference` that are wrong or missing, and the evaluator that uses them everywhere: in the
-graph, in bodies of Loop, Scan and If, and in functions."""
+"""Operators of our own in place of those of `onnx.reference` that are wrong or missing, and the evaluator that uses them. It uses them in
+the graph, in bodies of Loop, Scan and If, and in functions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class STFT(OpRun):
 
 
 class Hardmax(OpRun):
-    """Before opset 13 all axes from `axis` on are one."""
+    """Hardmax, where all axes from `axis` on are one before opset 13."""
 
     def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
         if x.size == 0:
@@ -288,7 +288,7 @@ class Unique(OpRun):
 
 
 class _Softmax(OpRun):
-    """Before opset 13 all axes from `axis` on are one."""
+    """Softmax, where all axes from `axis` on are one before opset 13."""
 
     def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
         old = self.run_params["opsets"].get("", 13) < 13

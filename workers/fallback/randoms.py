@@ -66,8 +66,8 @@ class Bernoulli(OpRun):
 
 
 class Multinomial(OpRun):
-    """Classes of each row by unnormalised logarithms of their probabilities; the number of each is where the sum of those up to it passes
-    what was drawn."""
+    """Classes of each row by unnormalised logarithms of their probabilities. A class is drawn where the sum of those up to it passes the
+    random number."""
 
     def _run(self, x: Any, dtype: Any = None, sample_size: Any = None, seed: Any = None) -> tuple[Any, ...]:
         wide = x.astype(np.float64)

@@ -3,9 +3,9 @@
 Products with the input are made for all steps at once; each step then adds the product with the hidden state. A reverse direction is the
 forward one over sequences that were reversed, each within its own length. Halves are computed in f32 and rounded once, at the end.
 
-Where ONNX leaves something open, this follows onnxruntime: `clip` bounds what enters the activations of the gates, not the cell state that
-enters the last one of an LSTM; `input_forget` makes the forget gate 1 - input gate; alphas and betas are consumed, in the order of
-`activations`, by those functions alone that have them; a sequence of length 0 gives zeros. Defaults of alpha and beta are ONNX's;
+Where ONNX leaves something open, this follows onnxruntime. `clip` bounds the input of the gates' activations, not the cell state that
+enters the last one of an LSTM. `input_forget` makes the forget gate 1 - input gate. Alphas and betas are consumed, in the order of
+`activations`, by those functions alone that have them. A sequence of length 0 gives zeros. Defaults of alpha and beta are ONNX's;
 onnxruntime's are 0 for some functions.
 """
 
@@ -51,7 +51,7 @@ _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "R
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a step needs beside the weights. `functions`: those of one direction, f, g, h in ONNX's order."""
+    """The options of a step beside the weights. `functions`: those of one direction, f, g, h in ONNX's order."""
 
     functions: Sequence[Function]
     clip: float | None = None
@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one direction: `r` of shape [hidden, gates x hidden]; `rb`: bias of the recurrent product, of GRUs alone."""
+    """The weights of one direction. `r`: of shape [hidden, gates x hidden]. `rb`: bias of the recurrent product, for GRUs alone."""
 
     r: Array
     rb: Array

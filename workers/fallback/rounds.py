@@ -1,8 +1,9 @@
 """A body of Loop or Scan, prepared to be executed again and again.
 
-`onnx.reference` looks values up by name, gathers attributes and looks at types in every round, which takes many times as long as what most
-bodies compute. Here the first round settles where values are kept, by number instead of by name, and which nodes numpy computes alone: a
-value of a body has one type in all rounds. In a body of such nodes alone, what follows from outer values is computed in that round only.
+`onnx.reference` looks values up by name, gathers attributes and looks at types in every round. That takes many times as long as the
+arithmetic of most bodies. Here the first round settles where values are kept, by number instead of by name, and which nodes numpy computes
+alone. A value of a body has one type in all rounds. In a body of such nodes alone, what follows from outer values is computed in that round
+only.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _step(settled: _Settled) -> Step:
             values[place] = value
 
     def other(values: Values, found: Any) -> None:
-        """Whatever is no array."""
+        """Stores anything but an array."""
         if found is NotImplemented:
             found = _executed(node, [values[k] for k in reads], values, None)
         if not isinstance(found, tuple):

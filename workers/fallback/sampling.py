@@ -1,9 +1,9 @@
-"""GridSample and STFT in numpy. ONNX's reference computes the first one element after the other, knows the mode names of opset 20 alone
-and bounds coordinates where pixels are to be bounded (cubic); its second takes no signals without an axis of real parts, which exporters
+"""GridSample and STFT in numpy. ONNX's reference computes the first one element after the other and knows the mode names of opset 20 alone.
+It bounds coordinates where pixels are to be bounded (cubic). Its second takes no signals without an axis of real parts, which exporters
 write.
 
-Where ONNX leaves something open, this follows PyTorch and onnxruntime: `cubic` leaves coordinates as they are and bounds each pixel it
-reads, the other modes bound coordinates; `nearest` rounds halves to even.
+Where ONNX leaves something open, this follows PyTorch and onnxruntime. `cubic` leaves coordinates as they are and bounds each pixel it
+reads; the other modes bound coordinates. `nearest` rounds halves to even.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODES = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": 
 """Modes of GridSample, as they are spelled up to opset 19 and from 20 on → what they mean."""
 
 _CUBIC = -0.75
-_FAR = 1 << 30  # beyond any axis; what is no number lies there too
+_FAR = 1 << 30  # beyond any axis; NaN lies there too
 
 
 def grid_sample(x: Array, grid: Array, mode: str, padding: str, align_corners: bool) -> Array:
@@ -62,7 +62,7 @@ def _taps(points: Array, extent: int, mode: str, padding: str, align_corners: bo
 
 
 def _cubic_weights(part: Array) -> list[Array]:
-    """Of the four pixels around a point that lies `part` behind the second."""
+    """The weights of the four pixels around a point that lies `part` behind the second."""
 
     def near(d: Array) -> Array:
         return ((_CUBIC + 2) * d - (_CUBIC + 3)) * d * d + 1

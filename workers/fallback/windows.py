@@ -1,5 +1,6 @@
-"""Operators of sliding windows over any number of axes, in numpy: maxima and where they lie, columns put back into an image, transposed,
-deformable and integer convolutions. ONNX's reference walks most of them element by element, and knows few options in more than two axes.
+"""Operators of sliding windows over any number of axes, in numpy: maxima and their places, columns put back into an image. There are also
+transposed, deformable and integer convolutions. ONNX's reference walks most of them element by element, and knows few options in more than
+two axes.
 
 Attributes are as ONNX has them: one entry an axis, `pads` those of all beginnings and then of all ends.
 """
@@ -31,7 +32,7 @@ class Window:
 
     @property
     def reach(self) -> Extents:
-        """From a window's first tap to one behind its last."""
+        """The distance from a window's first tap to one behind its last."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def taps(self) -> itertools.product[tuple[int, ...]]:

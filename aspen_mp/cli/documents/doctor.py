@@ -1,4 +1,4 @@
-"""What `aspen-mp doctor` prints."""
+"""Documents of `aspen-mp doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print of models and plans: `run`, `plan`, `coplan`."""
+"""Documents about models and plans: `run`, `plan`, `coplan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print of runtimes: `top`, `launch`, `serve`, `stop`, `metrics`. `status` prints `control/wire/status.py`."""
+"""Documents about runtimes: `top`, `launch`, `serve`, `stop`, `metrics`. `status` prints `control/wire/status.py`."""
 
 from __future__ import annotations
 

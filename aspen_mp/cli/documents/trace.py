@@ -1,4 +1,4 @@
-"""What `aspen-mp trace` prints."""
+"""Documents of `aspen-mp trace`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def has_collective_ops() -> bool:
 
 
 def get_ep_devices() -> list[Any]:
-    """None: the CPU is no device of a plug-in."""
+    """None: the CPU is not a device of a plug-in."""
     return []
 
 
@@ -88,7 +88,7 @@ def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads
 
 
 def global_workers(options: Any) -> int:
-    """What `set_global_thread_pool_sizes` was given, 0 without a call. Unavailable, a RuntimeError, where a session's options say
+    """The number given to `set_global_thread_pool_sizes`, 0 without a call. Unavailable, a RuntimeError, where a session's options say
     otherwise."""
     own = getattr(options, "use_per_session_threads", True)
     if own and _workers is not None:

@@ -9,7 +9,7 @@ from aspen_mp.shm import errors
 
 
 class Fail(errors.AspenError):
-    """What onnxruntime says of most models that it cannot load."""
+    """onnxruntime's error for most models that it cannot load."""
 
 
 class InvalidArgument(errors.RequestError):
@@ -25,7 +25,7 @@ class InvalidGraph(errors.ModelInvalidError, Fail):
 
 
 class InvalidProtobuf(errors.ModelParseError, Fail):
-    """The bytes are no model."""
+    """The bytes are not a model."""
 
 
 class Unsupported(errors.UnsupportedModelError, Fail):
@@ -56,7 +56,7 @@ class UnknownKey(errors.AspenError, RuntimeError, KeyError):
 
 
 class Unavailable(errors.AspenError, RuntimeError):
-    """A device or provider that there is not, or a value that cannot be given as asked."""
+    """A device or provider that does not exist here, or a value that cannot be given as asked."""
 
 
 class EPFail(Fail):
@@ -101,7 +101,7 @@ _OF_LOADING: dict[type[errors.AspenError], type[errors.AspenError]] = {
 
 
 def of_loading(error: BaseException) -> BaseException:
-    """What onnxruntime's programs expect instead of an error of `Runtime.load`; the error itself where they expect nothing else."""
+    """The error that onnxruntime's programs expect instead of one of `Runtime.load`; the error itself where they expect nothing else."""
     if isinstance(error, FileNotFoundError) and not isinstance(error, NoSuchFile):
         return NoSuchFile(*error.args)
     instead = _OF_LOADING.get(type(error))  # type: ignore[arg-type]

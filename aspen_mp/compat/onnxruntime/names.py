@@ -1,4 +1,4 @@
-"""Which module has which of onnxruntime's public names. Imports nothing: `aspen_mp` looks here, too."""
+"""The module of each of onnxruntime's public names. Imports nothing: `aspen_mp` looks here, too."""
 
 from __future__ import annotations
 

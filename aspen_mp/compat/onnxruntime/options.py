@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """As onnxruntime's. Every graph is optimized here, and no level changes that; `optimized_model_filepath` heeds it."""
+    """The levels of onnxruntime. Every graph is optimized here, and no level changes that; `optimized_model_filepath` heeds it."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -25,14 +25,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """As onnxruntime's; operators always run beside each other here."""
+    """The modes of onnxruntime; operators always run beside each other here."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """As onnxruntime's; tiles are ordered by the plan here."""
+    """The orders of onnxruntime; tiles are ordered by the plan here."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -41,7 +41,7 @@ class ExecutionOrder(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeArg:
-    """An input or output: `name`, `shape` (ints, symbols, None where nobody named the dimension; empty where no shape is known), `type` in
+    """An input or output. `shape`: ints, symbols, None where nobody named the dimension; empty where no shape is known. `type`: in
     onnxruntime's words ("tensor(float)", "seq(map(int64,tensor(float)))")."""
 
     name: str
@@ -51,7 +51,7 @@ class NodeArg:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What the model file says about itself."""
+    """The metadata of the model file."""
 
     producer_name: str = ""
     graph_name: str = ""
@@ -208,7 +208,7 @@ class RunOptions:
 
 
 def run_terms(options: Any) -> dict[str, Any]:
-    """The arguments of `Model.run` that run options ask for. ValueError where one is no number."""
+    """The arguments of `Model.run` that run options ask for. ValueError where one is not a number."""
     entries = getattr(options, "_entries", {})
     terms: dict[str, Any] = {name: entries[f"aspen_mp.{name}"] for name in ("priority", "on_late") if f"aspen_mp.{name}" in entries}
     if "aspen_mp.deadline_ms" in entries:
@@ -225,7 +225,7 @@ class OrtCompileApiFlags(IntEnum):
 
 
 class ModelPackageWriteMode(IntEnum):
-    """Of `ModelPackage`, which there is not."""
+    """Modes of `ModelPackage`, which does not exist here."""
 
     PRESERVE = 0
     DENSE = 1

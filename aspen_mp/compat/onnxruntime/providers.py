@@ -22,15 +22,15 @@ def get_all_providers() -> list[str]:
 
 
 def get_available_providers() -> list[str]:
-    """Those that there are: the CPU's."""
+    """The only provider: the CPU."""
     return [CPU]
 
 
 def check_and_normalize_provider_args(
     providers: Any, provider_options: Any, available_provider_names: Sequence[str], *, stacklevel: int = 2
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Names of providers and the options of each, in the order given. ValueError for what onnxruntime does not take either; a warning for
-    what there is not, or is named twice."""
+    """Names of providers and the options of each, in the order given. ValueError for names that onnxruntime does not take either; a warning
+    for names that do not exist here, or occur twice."""
     if providers is None:
         return [], []
     if isinstance(providers, str) or not isinstance(providers, Sequence):

@@ -25,11 +25,11 @@ ADVICE: Final = {
 
 
 class AttributeRefused(Unsupported, AttributeError):
-    """An attribute of a class that there is not."""
+    """An attribute of a class that does not exist here."""
 
 
 class _Refused(type):
-    """Of a class that can be named, for isinstance and annotations, and not used."""
+    """The type of a class that can be named, for isinstance and annotations, and not used."""
 
     def __call__(cls, *args: Any, **named: Any) -> NoReturn:
         raise Unsupported(f"{cls.__name__}: {ADVICE[cls.__name__]}")

@@ -4,7 +4,8 @@ import aspen_mp as ort
 session = ort.InferenceSession("model.onnx")
 (y,) = session.run(None, {"x": x})
 
-What has no meaning here and changes no result is taken and does nothing; what cannot be done raises and says what to do instead.
+An argument that has no meaning here and changes no result is taken and does nothing. One that cannot be followed raises and says what to do
+instead.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class InferenceSession:
         return of_running(error)
 
     def _feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the model's `run` takes: values of OrtValues, texts as str, None for optional inputs that are not given."""
+        """The feeds for the model's `run`: values of OrtValues, texts as str, None for optional inputs that are not given."""
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             raise TypeError(f"input_feed must be a dict {{name: value}}, not {feeds!r} ({type(feeds).__name__})")
         if not self._texts:
@@ -317,11 +318,11 @@ class InferenceSession:
         return [CPU_MEMORY] * len(self._outputs_meta)
 
     def get_input_epdevices(self) -> list[None]:
-        """None for each input: the CPU is no device of a plug-in."""
+        """None for each input: the CPU is not a device of a plug-in."""
         return [None] * len(self._inputs_meta)
 
     def get_providers(self) -> list[str]:
-        """Return the only provider that there is: `CPUExecutionProvider`."""
+        """Return the only provider: `CPUExecutionProvider`."""
         return [providers.CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
@@ -373,13 +374,13 @@ class InferenceSession:
     def end_profiling(self) -> str:
         """Ends the trace that `SessionOptions.enable_profiling` began, and returns the name of the file; "" where there was none.
 
-        The file is a list of events in Chrome's format, for ui.perfetto.dev: what every worker of the runtime did, tile by tile, for this
-        session and all others. Its name is the option `profile_file_prefix` and the time.
+        The file is a list of events in Chrome's format, for ui.perfetto.dev. It has the work of every worker of the runtime, tile by tile,
+        for this session and all others. Its name is the option `profile_file_prefix` and the time.
         """
         return "" if self._profile is None else self._profile.end()
 
     def get_profiling_start_time_ns(self) -> int:
-        """Of `time.monotonic_ns`; 0 where nothing is profiled."""
+        """The time by `time.monotonic_ns`; 0 where nothing is profiled."""
         return 0 if self._profile is None else self._profile.start_ns
 
     # ---- the end
@@ -416,7 +417,7 @@ class InferenceSession:
 
 
 def _checked(names: Any, options: Any, known: bool = False) -> dict[str, str]:
-    """The CPU's options. What onnxruntime would not take raises; what it would run elsewhere is warned of."""
+    """The CPU's options. Arguments that onnxruntime would not take raise; those that it would run elsewhere give a warning."""
     if isinstance(names, str):
         names = [names]
     with warnings.catch_warnings(record=True) as caught:

@@ -1,7 +1,7 @@
 """An arena that is reserved while the plan which is going to use it is still being made.
 
-Memory that the kernel hands out is zeroed first. For a network that sees an image of a new size, that takes as long as a sixth of planning
-does, so a thread has it done meanwhile: it holds no interpreter lock in the kernel.
+Memory that the kernel hands out is zeroed first. For a network that sees an image of a new size, that takes as long as a sixth of planning.
+So a thread does it meanwhile: it holds no interpreter lock in the kernel.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from aspen_mp.shm.segments import Segment
 
 
 class Ahead:
-    """One arena at most. Who forks takes it, or closes it, before: a thread does not come along."""
+    """One arena at most. Whoever forks takes it, or closes it, before: a thread does not come along."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._made: Segment | None = None
 
     def begin(self, nbytes: int) -> None:
-        """An arena of so many bytes is likely to be wanted."""
+        """An arena of `nbytes` bytes is likely to be wanted."""
         self.close()
         thread = threading.Thread(target=self._make, args=(nbytes,), name="aspen-mp arena", daemon=True)
         with suppress(RuntimeError):  # no thread: it is made when it is wanted
@@ -33,7 +33,7 @@ class Ahead:
             self._made = Segment.create("arena", nbytes)
 
     def take(self, least: int) -> Segment | None:
-        """The arena, the caller's from now on, if it has so many bytes."""
+        """The arena, the caller's from now on, if it has at least `least` bytes."""
         made = self._joined()
         if made is not None and made.nbytes < least:
             made.close()

@@ -1,4 +1,4 @@
-"""Memory for large segments is reserved by a process forked for it: the kernel takes up to a second a gigabyte, and the planner process has
+"""Memory for large segments is reserved by a process forked for it. The kernel takes up to a second a gigabyte, and the planner process has
 to see to workers' deaths meanwhile."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aspen_mp.shm.segments import Segment, reserve_for
 AT_ONCE: Final = 16 << 20
 """Up to so many bytes are reserved here: that takes no longer than a fork."""
 PROCESSES: Final = 2
-"""So many reserve at a time; what is asked for beyond waits."""
+"""This many processes reserve at a time; further segments wait."""
 
 Then = Callable[[Segment | AspenError], None]
 Holes = Sequence[tuple[int, int]]

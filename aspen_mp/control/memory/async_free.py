@@ -1,5 +1,5 @@
-"""Memory of large segments is given back by a process forked for it: whoever lets go of the last page frees them all, which takes up to a
-tenth of a second a gigabyte, and neither the planner process nor a worker, for whom a recovery may be waiting, has that time."""
+"""Memory of large segments is given back by a process forked for it. Whoever lets go of the last page frees them all, which takes up to a
+tenth of a second a gigabyte. Neither the planner process nor a worker has that time: a recovery may be waiting for it."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ class AsyncReleaser:
         self._waiting.clear()
 
     def close(self) -> None:
-        """From now on everything is closed here."""
+        """Makes later calls close everything here."""
         self._closed = True
         self._here()

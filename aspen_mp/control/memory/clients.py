@@ -19,8 +19,9 @@ from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, Resourc
 from aspen_mp.shm.segments import Segment, format_bytes
 
 MOST_BORROWING_BYTES: Final = 1 << 44
-"""What data segments with clients' memory in them may take together. Other segments are as long as memory is; these are as long as a sparse
-file, which costs nothing, and each worker maps them all: an eighth of its address space (47 bits) leaves room for everything else."""
+"""Most bytes that data segments with clients' memory in them take together. Other segments are as long as memory is. These are as long as a
+sparse file, which costs nothing, and each worker maps them all. So they have an eighth of its address space (47 bits), which leaves room
+for everything else."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""What the rooms of the planner process share."""
+"""Shared by the rooms of the planner process."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ class Held:
 
     @property
     def own_bytes(self) -> int:
-        """What of it is memory of the runtime's."""
+        """The bytes that are memory of the runtime's."""
         return self.nbytes - sum(piece.nbytes for piece in self.borrowed)
 
 
 LARGE: Final = 16 << 20
-"""To give back more memory than that is left to another process."""
+"""Memory of more bytes is given back by another process."""
 
 
 class SegmentStore:

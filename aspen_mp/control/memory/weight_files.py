@@ -1,7 +1,7 @@
 """Weight segments that are files of the plan cache, as workers map them (docs/protocol/borrow.md, "Weights in files").
 
-Such a file is not the runtime's alone: whoever may write to the cache can cut it short while it is mapped. So its pages are borrowed: the
-segment is a sealed one of our own, whose first page is a copy of the file's, with the file's other pages in the place of its own.
+Such a file is not the runtime's alone: whoever may write to the cache can cut it short while it is mapped. So its pages are borrowed. The
+segment is a sealed one of our own. Its first page is a copy of the file's, and the file's other pages take the place of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many workers runtimes of this machine have on each core: a lock for each worker, on one file that all of them open.
 
 Byte `cpu * LEVELS + level` of the file stands for a *level* of a core. A worker holds the lowest level of its core that was free when it
-came, so its level is the number of workers that were there before it. Levels are advice: they decide where a worker goes, never whether it
+came. So its level is the number of workers that were there before it. Levels are advice: they decide where a worker goes, never whether it
 runs. Where the file cannot be had, a runtime knows of no other.
 
 The protocol, and why it holds, is in the README of `aspen_mp/control`.
@@ -96,7 +96,7 @@ class Leases:
             lock = self._somebody(begin, end)
             if lock is None:
                 continue
-            if lock.end - lock.begin <= LEVELS:  # a longer one is no runtime's
+            if lock.end - lock.begin <= LEVELS:  # a longer one is not a runtime's
                 found += [byte // LEVELS for byte in range(max(begin, lock.begin), min(end, lock.end))]
             spans += [(a, b) for a, b in ((begin, lock.begin), (lock.end, end)) if a < b]
         return sorted(found)
@@ -156,7 +156,7 @@ class _Range(NamedTuple):
 def _open(folder: str) -> int:
     """A descriptor of the lock file in the folder; both are made if need be. -1 where they cannot be had.
 
-    The folder is no link and has the sticky bit, so that nobody removes another user's file. Anybody may lock the file.
+    The folder is not a link and has the sticky bit, so that nobody removes another user's file. Anybody may lock the file.
     """
     with suppress(OSError):
         os.mkdir(folder)

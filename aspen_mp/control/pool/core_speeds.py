@@ -1,8 +1,8 @@
 """How fast the workers' cores are: what the machine says of them, put right by what workers measure.
 
-A core's class and capacity say what it was made for. What it gives is less while another program, a quota or heat takes a part of it. Each
-worker counts how long its kernels took and how long plans expect them to take (docs/protocol/cores.md); how the two compare,
-beside the other workers, is what its core gives now.
+A core's class and capacity say what it was made for. It is slower while another program, a quota or heat takes a part of it. Each worker
+counts how long its kernels took and how long plans expect them to take (docs/protocol/cores.md). The ratio, beside those of the other
+workers, is its core's speed now.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Count = tuple[int, int, int | None, int, int]
 ALIKE: Final = 1.25
 """Speeds that differ by less are the same: estimates of tiles are no better than that."""
 LOOKS: Final = 4
-"""A speed is taken over so many looks at least. Who has not worked for so many is not compared with others."""
+"""A speed is taken over this many looks at least. A worker with fewer looks is not compared with others."""
 ENOUGH_NS: Final = 50e6
-"""Of expected kernel time in them, or over as many more looks as that takes: less says nothing."""
+"""The expected kernel time in them, or over as many more looks as that takes: less says nothing."""
 STEPS: Final = 4
 """Speeds in each halving. Plans are made for them and kept, so they are few."""
 LEAST: Final = 2.0**-6
 MOST_LOOKS: Final = 64
 """About as many are kept of a worker that has little to do."""
 LONE: Final = 8
-"""One in so many workers may be faster than the others without making all of them slow: it may as well be an odd measurement, and is worth
-little anyway."""
+"""One in this many workers may be faster than the others without making all of them slow. It may as well be an odd measurement, and is
+worth little anyway."""
 
 
 class _Window:
-    """Of a worker: its latest looks with work between them, as (number of the look, spent, expected)."""
+    """A worker's latest looks with work between them, as (number of the look, spent, expected)."""
 
     def __init__(self) -> None:
         self.looks: deque[tuple[int, int, int]] = deque()

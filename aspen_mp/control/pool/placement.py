@@ -1,7 +1,7 @@
 """Where workers belong when the machine has changed under a runtime: who stays, who moves, and where new ones go.
 
-Pure functions over the topology; the pool does what they say. Nobody moves without need: a worker keeps its CPU unless that was taken away,
-another worker is there as well while a better CPU is free, or the CPU that its user chose for it can be used again.
+Pure functions over the topology; the pool does what they say. Nobody moves without need. A worker keeps its CPU unless that was taken away,
+or another worker is there as well while a better CPU is free. It also moves when the CPU that its user chose for it can be used again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def arrange(
 
     `preferred`: CPUs in the order in which a runtime that starts now would take them; the machine's other usable CPUs come after them.
     `others`: CPUs of other runtimes' workers, each named once for each worker. They count where a worker of ours would come.
-    `ahead`: how many of them were there before ours; these alone count where a worker of ours is. So of the runtimes that share a core
-    only those move that came later, and only to a core with fewer workers than were there before them. None: all were.
+    `ahead`: how many of them were there before ours; these alone count where a worker of ours is. So only later runtimes move from a core
+    that they share, and only to a core with fewer workers than were there before them. None: all were.
     """
     order = [*preferred, *(cpu for cpu in machine.placement() if cpu not in set(preferred))]
     position = {cpu: k for k, cpu in enumerate(order)}
@@ -95,7 +95,7 @@ def surplus(machine: Topology, places: Sequence[Place], n: int) -> list[int]:
 
 
 def automatic(machine: Topology, preferred: Sequence[int], ours: Collection[int], others: Collection[int]) -> int:
-    """How many workers a runtime has whose user did not say: one for each core that the quota pays for; cores that others have workers on
+    """How many workers a runtime has whose user did not say: one for each core that the quota pays for. Cores that others have workers on
     do not count unless we have one there, too, or there are no other cores."""
     limit = sum(cpu in ours or cpu not in others for cpu in preferred) or len(preferred)
     return min(limit, machine.paid or limit)

@@ -1,4 +1,4 @@
-"""What happens when a worker dies: the world is stopped, queues and counters are made anew from what has been executed, and it goes on.
+"""Recovers from a worker's death: the world is stopped, queues and counters are made anew from the executed tiles, and it goes on.
 
     idle ── a worker dies ──► stopping ── every other has parked, or was ended and reaped ──► rebuilt ──► idle, and new workers start
 
@@ -45,9 +45,8 @@ BURST_S: Final = 10.0
 @dataclass(slots=True)
 class Death:
     """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
-    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile; `late`: because it held a
-    recovery up, for which the tile is not blamed. `abandoned`: it was killed and does not
-    end, so `at` may still be written to."""
+    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile. `late`: it held a recovery up, for which
+    the tile is not blamed. `abandoned`: it was killed and does not end, so `at` may still be written to."""
 
     row: int
     pid: int
@@ -94,7 +93,7 @@ class Pool(Protocol):
 
 
 class Tiles(Protocol):
-    """What is known of the tiles that workers execute."""
+    """The facts about the tiles that workers execute."""
 
     def op(self, instance: int, tile: int) -> int:
         """The op that a tile belongs to."""
@@ -198,7 +197,7 @@ class Recovery:
             self._rebuild(buffers)
 
     def _look_in(self, seconds: float) -> None:
-        """Instead of whenever it was to be looked before."""
+        """Look in `seconds`, instead of at any other time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.later(seconds, self._look_again)
@@ -208,7 +207,7 @@ class Recovery:
         self.look()
 
     def _replace_lost(self) -> bool:
-        """What workers that do not end may still write to is used no more. False: there is no memory to replace it with, so the world has
+        """Replaces memory that workers that do not end may still write to. False: there is no memory to replace it with, so the world has
         to stand still."""
         for instance, generation in list(self._lost):
             if self.table.instance(instance)["generation"] == generation:
@@ -230,8 +229,8 @@ class Recovery:
             self.event_log.warning(event, why=why)
 
     def _mapped(self) -> dict[int, Mapping] | None:
-        """What is to be rebuilt, mapped, by segment. None: there is no memory for that (address space, mappings), so the world has to stand
-        still."""
+        """The segments to rebuild, mapped, by segment. None: there is no memory for that (address space, mappings), so the world has to
+        stand still."""
         buffers: dict[int, Mapping] = {}
         try:
             for segment in self.table.recovery_segments(restart=self._restart):

@@ -1,7 +1,7 @@
 """A trace of the runtime while somebody asks for one: the segment that workers record into, and what their records mean.
 
-A record names an instance and a tile (`docs/protocol/trace.md`). Which plan was in that instance, and who was the worker in that row, only
-this process knows; it keeps every plan that was there while the trace ran, also those unloaded since, and every event. One trace at a time.
+A record names an instance and a tile (`docs/protocol/trace.md`). Only this process knows which plan was in that instance, and who was the
+worker in that row. It keeps every plan that was there while the trace ran, also those unloaded since, and every event. One trace at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 BUFFER_BYTES: Final = 128 << 20
-"""What the rings of all rows take together where the client has not said."""
+"""Bytes of the rings of all rows together where the client has not said."""
 LEAST_RECORDS: Final = 1 << 10
 MOST_RECORDS: Final = 1 << 24
 KEPT_PLANS: Final = 1024
@@ -45,7 +45,7 @@ class TracedPlan:
 
 
 @dataclass(slots=True)
-class Trace:
+class ActiveTrace:
     client: int
     segment: int
     capacity: int
@@ -63,7 +63,7 @@ class Traces:
         """`name`: of the runtime. `rows`: of workers, each of which gets a ring."""
         self._name, self._rows, self._pool = name, rows, pool
         self._table, self._segments, self._reserver = resources.table, resources.segments, resources.reserver
-        self._trace: Trace | None = None
+        self._trace: ActiveTrace | None = None
         self._waiting: int | None = None  # client whose trace begins as soon as there is memory
         resources.event_log.listen(self._happened)
 
@@ -104,7 +104,7 @@ class Traces:
     def _record(self, client: int, pid: int, capacity: int, segment: Segment, model_of: Callable[[int], str]) -> None:
         _control.trace_format(segment.mapping, self._rows, capacity)
         number = self._segments.add("trace", segment.nbytes, os.dup(segment.fd), f"process {pid}")
-        trace = Trace(client, number, capacity, _control.clock(), time.time(), self._pool.present())
+        trace = ActiveTrace(client, number, capacity, _control.clock(), time.time(), self._pool.present())
         try:
             for plan in self._table.plans():
                 self._add(trace, plan, model_of(plan), 0)
@@ -165,8 +165,8 @@ class Traces:
     # ---- what happens meanwhile
 
     def plan_added(self, number: int, model: str) -> None:
-        """A plan of a model is about to be announced. Where there is no descriptor left to keep it by, its tiles have no names: that is no
-        reason not to announce it."""
+        """A plan of a model is about to be announced. Where there is no descriptor left to keep it by, its tiles have no names, and it is
+        announced all the same."""
         trace = self._trace
         if trace is not None and trace.ended is None:
             try:
@@ -182,18 +182,18 @@ class Traces:
         known = {"core_class": self._pool.class_of(facts["worker"])} if "worker" in facts else {}
         trace.events.append({"ticks": ticks, "event": event, **facts, **known})
 
-    def _of(self, client: int) -> Trace:
+    def _of(self, client: int) -> ActiveTrace:
         if self._trace is None or self._trace.client != client:
             raise RequestError("this client has not started a trace")
         return self._trace
 
-    def _stop(self, trace: Trace) -> None:
+    def _stop(self, trace: ActiveTrace) -> None:
         trace.ended = _control.clock()
         self._table.set_trace(0)
         self._segments.drop(trace.segment)
         self._pool.publish()
 
-    def _add(self, trace: Trace, number: int, model: str, since: int) -> None:
+    def _add(self, trace: ActiveTrace, number: int, model: str, since: int) -> None:
         about = self._table.plan(number)
         fd = os.dup(self._segments[about["segment"]].fd)
         trace.plans.append(TracedPlan(number, about["generation"], about["instances"], since, fd, model))
@@ -207,7 +207,7 @@ class Traces:
             self._trace = None
 
 
-def _let_go(trace: Trace) -> None:
+def _let_go(trace: ActiveTrace) -> None:
     for plan in trace.plans:
         os.close(plan.fd)
     trace.plans.clear()

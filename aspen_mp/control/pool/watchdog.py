@@ -1,13 +1,12 @@
-"""Notices workers that hang: one that runs on and on in a tile, or sleeps where no kernel ever sleeps, is ended; another does its tile.
+"""Notices workers that hang. One that runs on and on in a tile, or sleeps where no kernel ever sleeps, is ended; another does its tile.
 
-Which clock: the worker's own CPU time. A worker's heartbeat counts the turns of its loop, so it stands still for the length of a tile. On a
-machine that is merely overloaded, paused or throttled it stands still for any length of wall time, but uses no CPU meanwhile; a tile that
-does not end uses CPU without end. So what counts is CPU time used since the heartbeat last moved, against `TIMES` the time that the plan
-estimates for the tile, and no less than `LEAST_S`. A worker that neither moves nor is able to run (it sleeps in the kernel,
-state S: a lock that is never released) is told by the same amount of time, counted only while it is seen to sleep: a worker that
-waits for a CPU is runnable, one that somebody has stopped or traces is in T or t. One that waits for a disk is in state D, and is given
-`STUCK_S`. No look counts
-for more than twice the time between looks, and three in a row are needed, so that a machine or a container that was frozen, planner
+The clock is the worker's own CPU time. A worker's heartbeat counts the turns of its loop, so it stands still for the length of a tile. On a
+machine that is merely overloaded, paused or throttled it stands still for any length of wall time, but uses no CPU meanwhile. A tile that
+does not end uses CPU without end. So CPU time used since the heartbeat last moved counts. Its bound is `TIMES` the time that the plan
+estimates for the tile, and no less than `LEAST_S`. A worker that neither moves nor is able to run sleeps in the kernel, state S: in a lock
+that is never released. It is told by the same amount of time, counted only while it is seen to sleep. A worker that waits for a CPU is
+runnable, and one that somebody has stopped or traces is in T or t. One that waits for a disk is in state D, and is given `STUCK_S`. No look
+counts for more than twice the time between looks, and three in a row are needed. So a machine or a container that was frozen, planner
 process included, wakes up to no false alarm.
 
     tile of a kernel           max(LEAST_S, TIMES × estimate) of CPU time, or asleep; GROWTH times that for each time it was blamed before
@@ -18,15 +17,15 @@ process included, wakes up to no false alarm.
     parked                     LEAST_S of CPU time; or asleep although there is something to do, and all have been woken for it
 
 The estimate may be wrong (another machine, a kernel that this one runs slowly): that is what the growth is for. A tile fails its request
-alone (PoisonTile) only after three workers have been lost to it, the last of them after 16 times the first bound.
-A tile whose result nobody wants any more (the request was cancelled or has failed, or its client is gone) is given `grace_s`: then its
-worker is ended, without blame for the tile, and recovery makes the rest of that request no-ops. All workers may be in such tiles, so this
-does not rest on a worker's having seen the cancellation. A tile that runs for longer than SLOW_S is reported once, wanted or not.
+alone (PoisonTile) only after three workers have been lost to it, the last one after 16 times the first bound. A tile whose result nobody
+wants any more (the request was cancelled or has failed, or its client is gone) is given `grace_s`. Then its worker is ended, without blame
+for the tile, and recovery makes the rest of that request no-ops. All workers may be in such tiles, so this does not rest on a worker's
+having seen the cancellation. A tile that runs for longer than SLOW_S is reported once, wanted or not.
 
 A worker that looks for work moves its heartbeat. One that says that it is parked may sleep for ever; but it uses no CPU time, and its
-heartbeat moves when it is woken. So where there is something that it would see, everybody is woken once: a worker that does not stir
-then does not sleep where it should. While there is nothing to do nobody is woken.
-Looking costs the planner process a microsecond a worker and second and a clock's reading; more only when a heartbeat stands still.
+heartbeat moves when it is woken. So where there is something that it would see, everybody is woken once. A worker that does not stir then
+does not sleep where it should. While there is nothing to do nobody is woken. Looking costs the planner process a microsecond a worker and
+second and a clock's reading; more only when a heartbeat stands still.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ OPAQUE_S = 60.0
 MAPPING_S = 10.0
 STUCK_S = 30.0
 SLOW_S = 10.0
-"""A tile that has been seen in execution for so long is reported."""
+"""A tile that has been seen in execution for this long is reported."""
 SOON_S = 0.1
 """How soon a worker is looked at again whose heartbeat has stood still since the last look."""
 LOOKS: Final = 3
@@ -69,7 +68,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Estimate:
-    """What the plan says of a tile: its op's name, whether Python executes it, and how long it may well take, in seconds."""
+    """The plan's facts about a tile: its op's name, whether Python executes it, and how long it may well take, in seconds."""
 
     name: str
     opaque: bool
@@ -109,20 +108,20 @@ class Pool(Protocol):
 
 
 class Tiles(Protocol):
-    """What is known of the tiles that workers execute."""
+    """The facts about the tiles that workers execute."""
 
     def name(self, instance: int, tile: int) -> tuple[str, str]:
         """The model and the op that a tile belongs to."""
 
     def estimate(self, instance: int, tile: int) -> Estimate:
-        """What the plan says of a tile."""
+        """The plan's facts about a tile."""
 
     def unwanted(self, at: At) -> bool:
         """Whether nobody wants that request's result any more."""
 
 
 class Blame(Protocol):
-    """What recoveries know of tiles."""
+    """The facts that recoveries know of tiles."""
 
     @property
     def going_on(self) -> bool:
@@ -151,7 +150,8 @@ class Watchdog:
         self._soon: Timer | None = None
 
     def look(self, interval: float) -> None:
-        """To be called every `interval` seconds. Looks again sooner by itself where a worker seems to stand still."""
+        """Look at all workers; the caller does so every `interval` seconds. Looks again sooner by itself where a worker seems to stand
+        still."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -176,7 +176,7 @@ class Watchdog:
             self._soon = self._loop.later(SOON_S, lambda: self.look(SOON_S))
 
     def seconds(self, row: int) -> float:
-        """For how long a worker has been seen in the tile that it executes; 0 where it moves."""
+        """The seconds for which a worker has been seen in the tile that it executes; 0 where it moves."""
         stand = self._stands.get(row)
         return time.monotonic() - stand.since if stand is not None and stand.looks and stand.pulse[1] else 0.0
 

@@ -1,7 +1,7 @@
 """Where worker processes come from: the zygote forks them, or, where there is none, they are started as new programs.
 
 A worker says HELLO with its process id before anything else. So whoever asked the zygote for one learns of it even if the zygote dies right
-after the fork; and a socket that closes without a HELLO had no worker.
+after the fork. A socket that closes without a HELLO had no worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aspen_mp.control.wire.event_loop import Loop
 
 ANSWER_S: Final = 2.0
-"""A zygote that has not forked after so long is stuck (stopped, perhaps) and is ended."""
+"""A zygote that has not forked after this time is stuck (stopped, perhaps) and is ended."""
 MOST_DEATHS: Final = 3
 """Zygotes in a row that die without having forked a worker: then there is none any more."""
 AGAIN_S: Final = 1.0
@@ -75,7 +75,7 @@ class WorkerSpawner:
         self._pid, self._sock, self._ready = pid, ours, False
 
     def watch(self, loop: Loop, event_log: EventLog) -> None:
-        """From now on a zygote that dies is replaced."""
+        """Begins to replace a zygote that dies."""
         self._loop, self._event_log = loop, event_log
         self._watch()
 
@@ -134,7 +134,7 @@ class WorkerSpawner:
     # ---- workers
 
     def ask_early(self, number: int) -> None:
-        """So many workers begin to boot; `start` hands these out first."""
+        """Begins to boot `number` workers; `start` hands these out first."""
         for _ in range(number):
             sock = self._ask(wait=True)
             if sock is None:
@@ -197,7 +197,7 @@ class WorkerSpawner:
 
 
 def _be_zygote(parent: int, sock: socket.socket) -> NoReturn:
-    """In the forked process."""
+    """Runs the zygote in the forked process."""
     from aspen_mp.workers import zygote
 
     zygote.serve(parent, sock)

@@ -35,7 +35,7 @@ BOOT_S = 30.0
 AGAIN_S = 1.0
 """How soon it is tried again to start a worker that could not be started, where no call of a client fails because of it."""
 STOPPED_S = 1.0
-"""A worker that has been stopped (SIGSTOP) for so long is ended: what it holds is needed."""
+"""A worker that has been stopped (SIGSTOP) for this long is ended: what it holds is needed."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Worker:
 
 
 class PoolListener(Protocol):
-    """What is told of workers."""
+    """Hears of workers."""
 
     def worker_ready(self) -> None:
         """A worker begins to run, or has failed to."""
@@ -152,8 +152,8 @@ class WorkerPool:
         return sum(worker.state == "running" for worker in self._rows.values())
 
     def describe(self) -> list[WorkerStatus]:
-        """The control table's row of each worker, and what only this process knows. What it executes is left empty. `shared`: another
-        worker of this runtime is on the same CPU, or one of another runtime was there before."""
+        """The control table's row of each worker, and what only this process knows. The tile that it executes is left empty. `shared`:
+        another worker of this runtime is on the same CPU, or one of another runtime was there before."""
         uses = Counter(worker.cpu for worker in self._staying())
         known = {row["row"]: row for row in self._table.workers()}
         found = []
@@ -198,7 +198,7 @@ class WorkerPool:
 
     def start(self, n: int, cores: list[int] | None = None, *, chosen: bool = True) -> None:
         """Starts `n` workers, on `cores` where given; those for which leaving ones have no row free yet, as soon as one is.
-        `chosen`: the user has named these cores. ResourceLimitError if there is no room or a core may not be used, OSError where a process
+        `chosen`: the user has named these cores. ResourceLimitError if there is no room or a core may not be used. OSError where a process
         cannot be started: those that have been started by then stay, the others are given up."""
         if len(self) + n > self._max:
             raise ResourceLimitError(
@@ -267,7 +267,7 @@ class WorkerPool:
 
     @property
     def lacking(self) -> int:
-        """Workers that there are to be and are not yet: they wait for a row, or for the next try to start them."""
+        """Workers that are wanted and do not run yet: they wait for a row, or for the next try to start them."""
         return len(self._queued) + len(self._vacant)
 
     def abandon(self) -> int:
@@ -288,7 +288,7 @@ class WorkerPool:
         self._queued = deque(place for place in self._queued if id(place) not in unwanted)
 
     def _start_waiting(self, machine: topology.Topology | None = None) -> None:
-        """A row has become free, workers are to be elsewhere, or it is time to try again. What goes wrong is said once, and tried again:
+        """A row has become free, workers are to be elsewhere, or it is time to try again. A failure is logged once, and tried again:
         nobody's call has failed."""
         if self._again is not None:
             self._again.cancel()
@@ -408,8 +408,8 @@ class WorkerPool:
         return [worker for worker in self._rows.values() if worker.state != "abandoned"]
 
     def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Sends now, or queues where the worker is busy in an opaque tile and its socket is full, or the kernel has no room for it. OSError
-        where it can be neither sent nor queued."""
+        """Sends now, or queues where the worker is busy in an opaque tile and its socket is full, or the kernel lacks room. OSError where
+        it can be neither sent nor queued."""
         later = False
         if not worker.out:
             try:
@@ -580,7 +580,7 @@ class WorkerPool:
         return status_of(worker.pid)
 
     def _let_go(self, worker: Worker) -> None:
-        """Of all that is kept for a worker but its row and its process."""
+        """Frees all that is kept for a worker but its row and its process."""
         self._leases.drop(worker.cpu)
         self._drop_queue(worker)
         self._loop.unwatch(worker.sock.fileno())
@@ -647,8 +647,8 @@ class WorkerPool:
             worker.doomed = self._loop.later(REAP_S, partial(self._abandon, worker))
 
     def _abandon(self, worker: Worker) -> None:
-        """It has been killed, and does not end (I7). It executes no instruction any more, but the kernel may still complete what it was
-        asked for last: so what its tile writes to is not used again. Its row stays closed; another worker takes its place."""
+        """It has been killed, and does not end (I7). It executes no instruction any more, but the kernel may still complete its last call.
+        So memory that its tile writes to is not used again. Its row stays closed; another worker takes its place."""
         if self._rows.get(worker.row) is not worker or ended(worker.pidfd, 0.0):
             return  # its end is the next news
         at = self._table.current(worker.row)

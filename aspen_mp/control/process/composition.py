@@ -2,8 +2,8 @@
 
 One thread, one event loop. Nothing here is on the path of a request: clients publish those in their own segments and workers claim them.
 
-The parts are made group after group. Each group is given the groups before it. Two things are told to a part once a later one is there:
-the pool of who hears of workers, and the collector of the models.
+The parts are made group after group. Each group is given the groups before it. Two things are told to a part once a later one is there. The
+pool learns who hears of workers, and the collector learns of the models.
 """
 
 from __future__ import annotations

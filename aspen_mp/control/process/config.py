@@ -1,4 +1,4 @@
-"""What a runtime is started with."""
+"""The arguments that a runtime is started with."""
 
 from __future__ import annotations
 

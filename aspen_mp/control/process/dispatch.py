@@ -19,8 +19,8 @@ from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 Handler = Callable[[Client, Any, list[int]], None]
-"""Serves a message of a client. It empties the list where it takes over the descriptors that came with the message. What it adds to the
-list is closed after it."""
+"""Serves a message of a client. It empties the list where it takes over the descriptors that came with the message. Descriptors that it
+adds to the list are closed after it."""
 
 
 class Dispatcher:

@@ -1,8 +1,7 @@
 """The cores of a runtime: which of them the machine offers, and what happens when that changes.
 
 Nothing tells of a change of the machine, so the planner process looks once in `LOOK_S`. Where the user has not said how many workers there
-are to be, there are as many as the machine is good for. Plans that are used are made again, in the background, for the cores that there
-are then.
+are to be, there are as many as the machine is good for. Plans that are used are made again, in the background, for the new cores.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Cores:
     """
 
     def __init__(self, config: Config) -> None:
-        """ResourceLimitError where there may not be so many workers."""
+        """ResourceLimitError where the number of workers is not allowed."""
         self.leases = Leases(config.leases)
         self._limits_reader = topology.LimitsReader()
         self.limits = self._limits_reader.read()
@@ -63,7 +62,7 @@ class Cores:
         self.planned_for = self.topology.speeds(self.first)
 
     def read_limits(self) -> topology.Limits:
-        """What the machine lets this runtime use now. `limits` is what it did at the last change."""
+        """The limits of this runtime on the machine now. `limits` is what it did at the last change."""
         return self._limits_reader.read()
 
     def changed(self, limits: topology.Limits, machine: topology.Topology) -> None:
@@ -99,7 +98,7 @@ class Cores:
         return found
 
     def describe(self) -> status.Cores:
-        """For `status`."""
+        """Describes the cores for `status`."""
         return status.Cores(
             cpus=topology.format_cpus(self.limits.cpus),
             cpu_quota=self.limits.quota,
@@ -110,8 +109,8 @@ class Cores:
 
 
 class MachineWatch:
-    """Looks at the machine and at the workers again and again. Sees to it that there are as many workers as there are to be, each on the
-    core that suits it, and plans that suit the cores."""
+    """Looks at the machine and at the workers again and again. Keeps as many workers as there are to be, each on the core that suits it,
+    and plans that suit the cores."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class MachineWatch:
     # ---- plans
 
     def _replan(self) -> None:
-        """Plans are to suit the cores that there are now, as fast as they are now. What differs for a moment is not worth it."""
+        """Plans are to suit the present cores, as fast as they are now. Differences that last for a moment are not worth it."""
         self._cores.measure(self._table.paces())
         self._plan_for_now()
         self._steady += 1
@@ -171,7 +170,7 @@ class MachineWatch:
                 sys.excepthook(type(error), error, error.__traceback__)
 
     def _plan_for_now(self) -> None:
-        """Plans that are made from now on are for the cores that there are now."""
+        """Plans that are made from now on are for the present cores."""
         if self._cores.plan_for(self._pool.cpus()):
             self._steady = 0
 

@@ -80,7 +80,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """What looks after workers that die or hang."""
+    """The parts that look after workers that die or hang."""
 
     tiles: RunningTiles
     recovery: Recovery

@@ -1,4 +1,4 @@
-"""What a runtime says about itself: the structs of `wire/status.py`, filled in from the parts of the planner process."""
+"""The runtime's status: the structs of `wire/status.py`, filled in from the parts of the planner process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner process does when it hears of a worker."""
+"""The planner process's reactions to news of a worker."""
 
 from __future__ import annotations
 

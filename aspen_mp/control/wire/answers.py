@@ -1,4 +1,4 @@
-"""What goes wrong in the planner process while it serves a client is told to this client alone."""
+"""An error in the planner process while it serves a client is told to this client alone."""
 
 from __future__ import annotations
 

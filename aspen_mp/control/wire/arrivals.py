@@ -21,7 +21,7 @@ _MOVED_TO: Final = 0x80
 _GONE: Final = 0x400 | 0x800 | 0x8000  # the directory itself: deleted, moved, no longer watched
 _EVENT: Final = struct.Struct("iIII")
 _LONGEST_S: Final = 1e6
-"""What poll(2) can wait: it counts milliseconds in 31 bits."""
+"""The longest that poll(2) can wait: it counts milliseconds in 31 bits."""
 
 
 class Watch:

@@ -12,7 +12,7 @@ import signal
 from contextlib import suppress
 
 REAP_S = 1.0
-"""A process that was killed and has not ended after so long is left alone."""
+"""A process that was killed and has not ended after this time is left alone."""
 
 
 def ended(pidfd: int, seconds: float) -> bool:
@@ -38,8 +38,8 @@ _zombies: list[int] = []
 
 
 def status_of(pid: int) -> int:
-    """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended, so the worst is said,
-    that it died of a fault of its own; it is reaped when the next one is."""
+    """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended. So the worst is said,
+    that it died of a fault of its own. It is reaped when the next one is."""
     for other in list(_zombies):
         if os.waitpid(other, os.WNOHANG)[0]:
             _zombies.remove(other)

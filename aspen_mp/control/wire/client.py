@@ -247,7 +247,7 @@ class ControlClient:
         call.done.set()
 
     def _give_back(self, message: protocol.ToClient) -> None:
-        """What nobody waits for any more (Ctrl-C ended the call) goes back; the answer to that finds nobody waiting either."""
+        """Gives back an answer that nobody waits for any more (Ctrl-C ended the call). The answer to that finds nobody waiting either."""
         with self._lock:
             number = next(self._ids)
             if isinstance(message, protocol.Loaded):

@@ -1,4 +1,4 @@
-"""What happens to a runtime, each event once: a structured line on the planner process's standard error, and the latest for `status`.
+"""Events of a runtime, each once: a structured line on the planner process's standard error, and the latest for `status`.
 
 2026-11-20T17:40:00.123Z aspen-mp[default] worker-died worker=1 pid=4711 cpu=1 why="ended by SIGKILL"
 """
@@ -17,7 +17,7 @@ from aspen_mp.shm.scarcity import reason
 
 KEPT: Final = 64
 SCARCE_SAID_S: Final = 10.0
-"""That something is scarce is said again when it has not been for so long."""
+"""Seconds before the same shortage is logged again."""
 Level = Literal["info", "warning", "off"]
 
 
@@ -43,7 +43,7 @@ class EventLog:
         self._note("warning", event, facts)
 
     def note(self, event: str, **facts: Any) -> None:
-        """What `status` shows and nobody has to read as it happens: kept, never written."""
+        """An event that `status` shows and nobody has to read as it happens: kept, never written."""
         self._keep("info", event, facts)
 
     def latest(self) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The planner process's event loop: descriptors, timers and signals on one thread.
 
-Ready descriptors are served in order of their priority, so what a worker reported is known before a client's question about it is read.
-What fails because there are no descriptors, memory or processes at the moment ends nothing: see `Loop.run`.
+Ready descriptors are served in order of their priority, so what a worker reported is known before a client's question about it is read. A
+failure for lack of descriptors, memory or processes at the moment ends nothing: see `Loop.run`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ class Loop:
             self._signals.get(number, lambda: None)()
 
     def run(self) -> None:
-        """Until `stop`. Who is called sees to it that nothing is lost where something is scarce. As a last resort such an error ends
-        nothing here either: `on_scarce(error)` is told, and the descriptor is left alone for `SCARCE_S`: it would be ready at once."""
+        """Serves descriptors until `stop`. The handlers see to it that nothing is lost where something is scarce. As a last resort such an
+        error ends nothing here either. `on_scarce(error)` is told, and the descriptor is left alone for `SCARCE_S`: it would be ready at
+        once."""
         self._running = True
         while self._running:
             events = self._selector.select(self._timeout())

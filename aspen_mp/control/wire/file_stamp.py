@@ -1,4 +1,4 @@
-"""What a file is known by: numbers of its status that change when its contents do."""
+"""A file's stamp: numbers of its status that change when its contents do."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def of_change(info: os.stat_result) -> Stamp:
 
 
 def contents(change: Stamp) -> Stamp:
-    """Of what `of_change` gave, what `of_contents` would have."""
+    """The stamp of `of_contents`, from that of `of_change`."""
     return change[:-1]

@@ -24,8 +24,9 @@ def fork(
     """Forks a process that does `work` and exits with the status which that returns, or FAILED. Returns its pid;
     OSError where there is none.
 
-    The process has no descriptor but `keep` and the standard ones, runs no exit handler of this one, and ends with it unless it `outlives`
-    it. `name`: at most 15 characters. `oom_score`: as of `process.set_oom_score`. `seconds`: SIGALRM ends it after so long; 0: never.
+    The process has no descriptor but `keep` and the standard ones, and runs no exit handler of this one. It ends with this one unless it
+    `outlives` it. `name`: at most 15 characters. `oom_score`: as of `process.set_oom_score`. `seconds`: SIGALRM ends it after this time; 0:
+    never.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -56,7 +57,8 @@ def forked(
     oom_score: int = 0,
     seconds: int = 0,
 ) -> int:
-    """As `fork`; `then(status)` follows when the process has ended. OSError where nobody would hear of that: it has been ended."""
+    """Forks as `fork` does; `then(status)` follows when the process has ended. OSError where nobody would hear of that: it has been
+    ended."""
     pid = fork(work, name, keep=keep, oom_score=oom_score, seconds=seconds)
     try:
         loop.reap(pid, then)

@@ -1,8 +1,8 @@
-"""Who is at the other end of a socket: a client makes sure that it talks to its own runtime before it sends a byte.
+"""Identifies the other end of a socket: a client makes sure that it talks to its own runtime before it sends a byte.
 
-The name of an abstract socket is public. Once a runtime has ended, anybody may bind its name. A client therefore checks three things:
-first the user of the process that listens, as the kernel reports it; then when that process started; and, with the answer to its `Hello`,
-that the process knows the secret which the runtime's handles carry. A client never sends the secret itself.
+The name of an abstract socket is public. Once a runtime has ended, anybody may bind its name. A client therefore checks three things. The
+first is the user of the process that listens, as the kernel reports it. The second is when that process started. The third comes with the
+answer to its `Hello`: the process knows the secret which the runtime's handles carry. A client never sends the secret itself.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def check_peer(sock: socket.socket, started: int = 0) -> None:
     pid, uid, _ = peer(sock)
     if uid != os.geteuid():
         raise ProtocolError(
-            f"the socket of this runtime belongs to user {uid} (process {pid}), not to user {os.geteuid()}; nothing was sent there: "
-            "the runtime has ended, and another user has taken its name"
+            f"the socket of this runtime belongs to user {uid} (process {pid}), not to user {os.geteuid()}; nothing was sent there. "
+            "The runtime has ended, and another user has taken its name"
         )
     found = start_time(pid) if started and pid else 0  # 0: a process of another pid namespace
     if found and found != started:
@@ -79,12 +79,12 @@ def check_peer(sock: socket.socket, started: int = 0) -> None:
 
 
 def challenge() -> str:
-    """What a client says in `Hello`, anew each time."""
+    """A client's challenge in `Hello`, anew each time."""
     return os.urandom(SECRET_BYTES).hex()
 
 
 def proof(secret: str, said: str) -> str:
-    """What a runtime answers to a challenge: it knows the secret of its handles."""
+    """A runtime's answer to a challenge: it knows the secret of its handles."""
     from hashlib import blake2b
 
     return blake2b(said.encode(), key=secret.encode(), digest_size=SECRET_BYTES).hexdigest()

@@ -21,7 +21,7 @@ REST_S: Final = 0.1
 
 
 class Hearer(Protocol):
-    """Who serves the connections."""
+    """Serves the connections."""
 
     def heard(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
         """A message has come. Its descriptors are the hearer's to close."""

@@ -4,10 +4,11 @@ A frame is ``<u32 payload bytes> <u16 descriptors> <u16 0x4d41>`` followed by a 
 SCM_RIGHTS with the first byte of their frame. Messages are msgspec structs written as arrays: there are no keys, so there can be no
 unknown or duplicate ones, and surplus fields are refused. Nothing is ever pickled.
 
-The first message of a client is `Hello`, answered by `Welcome` or `Failed` within `HANDSHAKE_S`; a frame once begun must also be
-complete within `HANDSHAKE_S`. Every later request of a client carries an `id` of the client's choice; its answer carries the same, after
-any number of `Progress` messages. Answers may come in any order. A request that is framed as it should be, but has fields of other types or
-out of range, is answered with `Failed` like any other that cannot be met; whatever else breaks these rules ends the connection.
+The first message of a client is `Hello`, answered by `Welcome` or `Failed` within `HANDSHAKE_S`; a frame once begun must also be complete
+within `HANDSHAKE_S`. Every later request of a client carries an `id` of the client's choice; its answer carries the same, after any number
+of `Progress` messages. Answers may come in any order. A request that is framed as it should be, but has wrong fields, is answered with
+`Failed` like any other that cannot be met. Wrong fields have other types or are out of range. Whatever else breaks these rules ends the
+connection.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Load(Message):
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What is known of a value that a stage may read. `value` (row-major little-endian bytes) is set where its values decide shapes.
-    For dtype "object", `shape` is the capacity of its buffer in bytes."""
+    """The facts about a value that a stage may read. `value` (row-major little-endian bytes) is set where its values decide shapes. For
+    dtype "object", `shape` is the capacity of its buffer in bytes."""
 
     name: Name
     dtype: Name
@@ -136,8 +137,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Borrow(Message):
-    """Ask for a data segment of `nbytes`, parts of which are pages of the client's own files in memory; the frame carries a descriptor
-    for each piece, in the order of their places. Answered as `Data`."""
+    """Ask for a data segment of `nbytes`, parts of which are pages of the client's own files in memory. The frame carries a descriptor for
+    each piece, in the order of their places. Answered as `Data`."""
 
     id: Count
     nbytes: Bytes64
@@ -159,8 +160,8 @@ class Explain(Message):
 
 
 class Resize(Message):
-    """Change the number of workers by `add` or `remove`, or to `total` (−1: leave; `AUTOMATIC`: to what the machine is good for, now and
-    whenever that changes). `cores` says where added ones run."""
+    """Change the number of workers by `add` or `remove`, or to `total`. −1 leaves it; `AUTOMATIC` makes it what the machine is good for,
+    now and whenever that changes. `cores` says where added ones run."""
 
     id: Count
     add: Count = 0
@@ -196,7 +197,7 @@ class TraceBegin(Message):
 
 
 class TraceEnd(Message):
-    """Stop recording; answered by `TraceEnded`. What the trace knows of plans is kept until `TraceDrop`."""
+    """Stop recording; answered by `TraceEnded`. The trace's facts about plans are kept until `TraceDrop`."""
 
     id: Count
 
@@ -272,9 +273,9 @@ class Done(Message):
 
 
 class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …;
-    `type` is ONNX's spelling of the whole type. `keys`: of an output that is a sequence of maps; where a plan gives a tensor for it, the
-    rows of that are their values. Of strings, the words whose places plans take and give; any other string has the place behind the
+    """An input or output of a model. Dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …; `type`
+    is ONNX's spelling of the whole type. `keys`: of an output that is a sequence of maps; where a plan gives a tensor for it, the rows of
+    that are their values. For strings they are the words whose places plans take and give; any other string has the place behind the
     last."""
 
     name: str
@@ -328,9 +329,10 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Planned(Message):
-    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `bucket`: what else such a
-    plan serves, with `inputs` and `outputs` where they are largest, `extent` the word of the extents of these shapes (0: of one that leaves
-    no dimension open), and `often` after how many of them it is worth being replaced by one of their own (`MakePlan.often`)."""
+    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `bucket`: the other
+    requests that such a plan serves, with `inputs` and `outputs` where they are largest. `extent`: the word of the extents of these
+    shapes (0: of a plan that leaves no dimension open). `often`: after how many of them it is worth being replaced by one of their own
+    (`MakePlan.often`)."""
 
     id: int
     plan: int
@@ -403,7 +405,7 @@ ToServer = (
     | Quiet
 )
 ToClient = Welcome | Stopping | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply | TraceReady | TraceEnded | TracedPlan
-"""Every request of a client has an `id`; `Hello` alone has none. Of what a client gets, `Welcome` and `Stopping` have none."""
+"""Every request of a client has an `id`; `Hello` alone has none. Among the messages to a client, `Welcome` and `Stopping` have none."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_server = msgspec.msgpack.Decoder(ToServer)
@@ -449,7 +451,7 @@ _number = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
 def _request_number(payload: bytes) -> int:
     """The id of a request that does not decode as a whole; 0 where it is not known, or it is none."""
     if payload[:1] not in _short_arrays:
-        return 0  # no message has so many fields, and a million of them would take memory
+        return 0  # no message has this number of fields, and a million of them would take memory
     try:
         tag, number, *_ = _parts.decode(payload)
         return _number.decode(number) if _tag.decode(tag) in _requests else 0
@@ -498,10 +500,10 @@ class Receiver(Generic[T]):
     def messages(self) -> Iterator[tuple[T, list[int]]]:
         """Complete messages, each with the descriptors that came along; the caller owns those.
 
-        ProtocolError for anything else; `Undelivered` for one whose descriptors there was no room for, `Invalid` for a request with wrong
-        fields (call again after both: others may follow).
-        Descriptors come with the first byte of the frame that announces them, so the only ones that may be left are those of a frame that
-        has begun: whoever sends more, or sends them with nothing, fills no table of ours.
+        ProtocolError for anything else. `Undelivered` for one whose descriptors there was no room for, and `Invalid` for a request with
+        wrong fields. Call again after both, since others may follow. Descriptors come with the first byte of the frame that announces them.
+        So the only ones that may be left are those of a frame that has begun. Whoever sends more, or sends them with nothing, fills no
+        table of ours.
         """
         while len(self._bytes) >= _HEADER.size:
             size, n_fds, mark = _HEADER.unpack_from(self._bytes)

@@ -1,8 +1,9 @@
-"""Which Python children run, and where they look for modules. Every child of ours that is Python is started with a command from here.
+"""Chooses the Python that children run, and where they look for modules. Every child of ours that is Python is started with a command from
+here.
 
-A child looks for modules where its parent does, with two exceptions, so that a file called `select.py` in a folder of models takes no
-module's place. The working directory is left out, unless `PYTHONPATH` names it. The folder of the program comes last. A working directory
-that holds aspen_mp itself comes last, too.
+A child looks for modules where its parent does, with two exceptions. So a file called `select.py` in a folder of models takes no module's
+place. The working directory is left out, unless `PYTHONPATH` names it. The folder of the program comes last. A working directory that holds
+aspen_mp itself comes last, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where named runtimes are found: a private directory with a socket and a lock file for each name.
 
 The lock is held for the life of the planner process, so a held lock means a living runtime whatever process ids say. Only taking it tells
-whether it is held; so that nobody who looks is taken for a runtime, everybody locks the directory for as long as that lasts: whoever looks
-shared, whoever claims or cleans alone. Sockets are bound and connected through /proc/self/fd, which also keeps long directory names within
-the 107 bytes of a socket address.
+whether it is held. So that nobody who looks is taken for a runtime, everybody locks the directory meanwhile. Whoever looks locks it shared,
+whoever claims or cleans alone. Sockets are bound and connected through /proc/self/fd, which also keeps long directory names within the 107
+bytes of a socket address.
 
 Sessions of a user have XDG_RUNTIME_DIR, services and cron jobs have not. A runtime lies where its own environment says; whoever looks for
 one searches both places. An XDG_RUNTIME_DIR of another value is a place of its own, and no other is searched.
@@ -32,7 +32,7 @@ def check_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a runtime must be a string, not {name!r} ({type(name).__name__})")
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
+        raise ValueError(f"{name!r} is not a runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
     return name
 
 
@@ -55,8 +55,8 @@ def _usual() -> tuple[str, str]:
 
 
 def open_directories(*, create: bool) -> dict[str, int]:
-    """Descriptors of `paths` that are there, to be closed by the caller, as `open_directory` opens them. What is wrong with the first one
-    is raised; others that are not to be trusted, or cannot be opened or made, do not count."""
+    """Descriptors of `paths` that are there, to be closed by the caller, as `open_directory` opens them. A fault of the first one is
+    raised; others that are not to be trusted, or cannot be opened or made, do not count."""
     own, *others = paths()
     found: dict[str, int] = {}
     with suppress(FileNotFoundError):
@@ -84,7 +84,7 @@ def _open(where: str) -> int:
     try:
         return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
-        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
+        raise ProtocolError(f"{where} is not a directory of its own (a file or a link); remove it") from None
     except OSError as error:
         if os.path.islink(where):
             raise ProtocolError(f"{where} is a link; remove it") from error
@@ -105,8 +105,8 @@ def _open_or_make(where: str) -> int:
 
 def _unusable(where: str, error: OSError) -> str:
     return (
-        f"a runtime with a name needs files in the directory {where}, which cannot be made or written to ({error.strerror}); "
-        "set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
+        f"a runtime with a name needs files in the directory {where}, which cannot be made or written to ({error.strerror}). "
+        "Set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
     )
 
 

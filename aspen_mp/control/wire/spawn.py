@@ -15,7 +15,7 @@ from aspen_mp.shm.scarcity import OPENING
 
 SOCKET_FD = 3
 SCARCE = os.EX_TEMPFAIL
-"""What a child ends with that has not got far enough to say what it lacks: descriptors or memory, even to be imported."""
+"""The exit status of a child that has not got far enough to say what it lacks: descriptors or memory, even to be imported."""
 _CODE = f"""
 try:
     from {{module}} import main
@@ -34,8 +34,8 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
     `session` puts it in a session of its own, out of reach of the terminal's Ctrl-C.
     """
     command = python.running(_CODE.format(module=module), module, *arguments)
-    # Above all the numbers that the child's streams and its socket get: one of theirs would be overwritten before it is copied (a daemon
-    # that has closed its streams has sockets there), and dup2 of a descriptor onto itself leaves close-on-exec set.
+    # The number lies above all those that the child's streams and its socket get. One of theirs would be overwritten before it is copied (a
+    # daemon that has closed its streams has sockets there). And dup2 of a descriptor onto itself leaves close-on-exec set.
     source = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, SOCKET_FD + 1)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2) if not _inherited(stream)]
@@ -47,7 +47,8 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
 
 
 def _inherited(stream: int) -> bool:
-    """Whether a child gets a standard stream of ours. What is closed it does not, nor what took its number: that closes on exec."""
+    """Whether a child gets a standard stream of ours. It does not get one that is closed, nor a descriptor that took its number: that
+    closes on exec."""
     try:
         return os.get_inheritable(stream)
     except OSError:

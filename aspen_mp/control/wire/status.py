@@ -1,4 +1,4 @@
-"""What a runtime says about itself, as structs: the planner process fills them in, and `aspen-mp status --json` prints them.
+"""A runtime's status, as structs: the planner process fills them in, and `aspen-mp status --json` prints them.
 
 Sizes are in bytes, times in seconds unless the name says otherwise, moments in seconds since 1970. A key that is not always there has UNSET
 as its default.

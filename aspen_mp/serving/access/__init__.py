@@ -1,1 +1,1 @@
-"""Who is answered, and what is noted of it."""
+"""Decides who is answered, and notes requests."""

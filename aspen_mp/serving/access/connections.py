@@ -25,7 +25,7 @@ from aspen_mp.serving.limits import Limits
 EXCHANGE: Final = "aspen_mp.exchange"
 """The extension of a scope that holds its `Exchange`."""
 _HEAD: Final = 16 << 10
-"""Bytes that are read while headers are expected. What of the body comes with them is copied."""
+"""Bytes that are read while headers are expected. The part of the body that comes with them is copied."""
 _READS: Final = 8
 """How often a body is read in one turn of the loop. Its client writes more meanwhile, and others wait."""
 _SHORT: Final = 64 << 10
@@ -68,7 +68,7 @@ class _Flow(FlowControl):
                 self._transport.resume_reading()
 
     def note(self, nbytes: int) -> None:
-        """So many bytes have been read at once."""
+        """Counts bytes that have been read at once."""
         self._share.take(nbytes)
         if self._share.is_used_up and nbytes > share.SMALL:
             self.hold()
@@ -87,11 +87,11 @@ class _Flow(FlowControl):
 
 
 class Exchange:
-    """What the application that answers a request may do with its connection, beyond ASGI.
+    """The connection of a request for the application that answers it, beyond ASGI.
 
     Attributes:
         headers: {name: value} of the request.
-        answered: Status and bytes of the body of what `answer` has answered, (0, 0) before.
+        answered: Status and bytes of the body of the answer by `answer`, (0, 0) before.
     """
 
     def __init__(self, connection: LimitedConnection, cycle: RequestResponseCycle, headers: dict[bytes, bytes]) -> None:
@@ -111,7 +111,7 @@ class Exchange:
     async def read_into(self, target: memoryview, until: float | None = None, note: Note | None = None) -> int:
         """Fills `target` with the next bytes of a body that says its length. Returns how many those were: fewer than asked for where the
         body ends, -1 where the client has gone. TimeoutError where they are not there at `until`, a time of the loop. `note` is told how
-        many bytes have come, each time, and what it raises ends the call."""
+        many bytes have come, each time, and an error that it raises ends the call."""
         return await self._connection.read_into(self._cycle, target, until, note)
 
     async def answer(self, headers: Headers, pieces: list[Any], *, close: bool) -> None:
@@ -165,7 +165,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     limits: ClassVar[Limits] = Limits()
     _scratch: ClassVar[memoryview] = memoryview(bytearray(share.PIECE))
-    """What is read into it is used before anything else is read, so that all connections share it."""
+    """Its content is used before anything else is read, so that all connections share it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -177,7 +177,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0  # bytes of a body of known length that have not come yet
         self._bypassed = False  # whether these pass by the parser
-        self._sink: memoryview | None = None  # what they are read into
+        self._sink: memoryview | None = None  # the memory that they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
         self._note: Note | None = None  # told what comes into it
         self.gone: Callable[[], None] | None = None  # as `Exchange.watch`
@@ -215,7 +215,7 @@ class LimitedConnection(HttpToolsProtocol):
         return self._scratch if self._in_message or self._refused else self._scratch[:_HEAD]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have come."""
+        """Takes the bytes that have come."""
         self.flow.note(nbytes)
         if not self._bypassed:
             self.data_received(self._scratch[:nbytes])
@@ -238,7 +238,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._fill_ends(there=True)
 
     def _passed_by(self, nbytes: int, *, direct: bool) -> None:
-        """So many bytes of a body have come by the parser, straight to the application or not."""
+        """Counts bytes of a body that have come by the parser, straight to the application or not."""
         self._left -= nbytes
         if self._left:
             return
@@ -262,7 +262,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._filled.set_result(there)
 
     async def read_into(self, cycle: RequestResponseCycle, target: memoryview, until: float | None, note: Note | None) -> int:
-        """As of `Exchange`; `cycle` is the request's."""
+        """Reads as `Exchange.read_into`; `cycle` is the request's."""
         known = min(len(cycle.body), len(target))
         if known:
             target[:known] = cycle.body[:known]
@@ -301,7 +301,8 @@ class LimitedConnection(HttpToolsProtocol):
                 timer.cancel()
 
     def _read_now(self, target: memoryview) -> int:
-        """Reads what has come already of the rest of a body. The transport holds nothing back: what it reads it gives at once."""
+        """Reads the bytes that have come already of the rest of a body. The transport holds nothing back: it gives all bytes that it reads
+        at once."""
         if self._fd < 0 or self.transport.is_closing():  # then another connection may have its number
             return 0
         try:

@@ -1,4 +1,4 @@
-"""Descriptors of a front end: some are kept for what is no connection, and a shortage is logged."""
+"""Descriptors of a front end: some are kept for other uses than connections, and a shortage is logged."""
 
 from __future__ import annotations
 

@@ -4,10 +4,11 @@ Linux resets the connections that a closing listener has not accepted, and those
 
 1. The supervisor lets nobody connect any more (`refuse`), tells all front ends that it is enough, and closes its own listeners.
 2. A front end answers on. Answers say ``connection: close``. A connection without a request is kept for `LAST_S`.
-3. It accepts what waits at its listeners until nothing does, and closes them. The last front end to do so closes the socket.
+3. It accepts the connections that wait at its listeners until there are none, and closes the listeners. The last front end to do so closes
+the socket.
 4. It waits for the answers in flight, as long as the grace period says.
 
-What remains: a request that is sent after `LAST_S` on an idle connection meets its end, as HTTP/1.1 has no means to announce it.
+One case remains: a request that is sent after `LAST_S` on an idle connection meets its end, as HTTP/1.1 has no means to announce it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def accept_all(listener: socket.socket) -> list[socket.socket]:
 
 
 class EndingConnection(LimitedConnection):
-    """A connection that ends with the answer to what has been sent on it."""
+    """A connection that ends with the answer to the requests that have been sent on it."""
 
     ending: ClassVar[bool] = False
     all_gone: ClassVar[asyncio.Event]
@@ -121,7 +122,7 @@ class EndingServer(uvicorn.Server):
     """uvicorn's server, with an end that loses nothing."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers what has been sent, then closes."""
+        """Answers the requests that have been sent, then closes."""
         listeners = [sock.dup() for sock in sockets or ()]  # the loop closes those that it has
         EndingConnection.all_gone = asyncio.Event()
         EndingConnection.ending = True

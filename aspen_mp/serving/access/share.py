@@ -1,7 +1,7 @@
 """How much of large bodies all connections together read in one turn of the event loop.
 
-The kernel has bytes of many connections ready at a time, and to read all of them would take far longer than a small request does. Whoever
-has read when nothing is left of a turn's share waits in line for the share of a later one.
+The kernel has bytes of many connections ready at a time. To read all of them would take far longer than a small request does. Whoever has
+read when nothing is left of a turn's share waits in line for the share of a later one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Share:
         return self._left <= 0
 
     def take(self, nbytes: int) -> None:
-        """So many bytes have been read at once."""
+        """Counts bytes that have been read at once."""
         if nbytes > SMALL:
             self._left -= nbytes
             self._renew()

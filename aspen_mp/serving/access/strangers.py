@@ -1,4 +1,4 @@
-"""What is said at the start of a server that strangers could reach or read the secrets of."""
+"""Warnings at the start of a server that strangers could reach or read the secrets of."""
 
 from __future__ import annotations
 

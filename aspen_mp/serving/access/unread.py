@@ -12,7 +12,7 @@ from aspen_mp.serving.limits import Limits
 
 
 class Unread:
-    """The answers of one connection. Who reads too slowly is disconnected.
+    """The answers of one connection. A client that reads too slowly is disconnected.
 
     Nothing is done for answers that the transport can send at once. `owe` is called where one cannot, and `settle` when it has been sent.
     """

@@ -63,7 +63,7 @@ def check_sizes(message: memoryview, limits: Limits) -> None:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where the next field begins. What is no number is found when the message is parsed."""
+    """A number, and where the next field begins. An invalid number is found when the message is parsed."""
     value = shift = 0
     while at < len(message) and shift < 64:
         value |= (message[at] & 127) << shift
@@ -203,13 +203,13 @@ def _shape(tensor: Any) -> list[int]:
 
 
 def _refuse_extensions(tensor: Any, where: str) -> None:
-    """What would change the meaning of a request and is not there is refused, not ignored."""
+    """An extension that would change the meaning of a request and is missing here is refused, not ignored."""
     if tensor.parameters and _value(tensor.parameters, "classification"):
         raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
 
 
 def _value(parameters: Any, key: str) -> Any:
-    """What a parameter holds, of whatever type; None where it is missing or empty."""
+    """The content of a parameter, of whatever type; None where it is missing or empty."""
     if key not in parameters:
         return None
     kind = parameters[key].WhichOneof("parameter_choice")
@@ -244,7 +244,7 @@ def _from_bytes(tensor: Any, dtype: np.dtype[Any], n: int, data: bytes) -> npt.N
 
 
 def _check_contents(tensor: Any, n: int) -> None:
-    """RequestError unless a tensor has so many elements, in the field of its datatype."""
+    """RequestError unless a tensor has `n` elements, in the field of its datatype."""
     where = f"input {tensor.name!r}"
     field = FIELDS.get(tensor.datatype)
     if field is None:

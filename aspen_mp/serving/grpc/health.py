@@ -15,7 +15,7 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
 
 _SERVER: Final = frozenset({"", schema.SERVICE})
-"""What stands for the whole server. Every other name is that of a model."""
+"""Names of the whole server. Every other name is that of a model."""
 _SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN: Final[int] = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -48,7 +48,7 @@ class Health:
         self._shelf.tell()
 
     def _status(self, name: str, context: Any) -> int | None:
-        """Return whether what has this name serves; None where nothing has it."""
+        """Return whether the model of this name serves; None where there is no such model."""
         ready = documents.readiness(self._shelf)["ready"]
         if name not in _SERVER:
             self._tokens.check(authorization(context))

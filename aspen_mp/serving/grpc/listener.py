@@ -17,7 +17,7 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.shm.errors import AspenError
 
 _IDENTITY_ONLY: Final = 1
-"""Of gRPC's bits for compressions: none but the identity. A small message must not unpack to a large one."""
+"""The bits for compressions in gRPC: none but the identity. A small message must not unpack to a large one."""
 
 
 @contextlib.contextmanager
@@ -82,6 +82,6 @@ class Listener:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Accepts nothing more, and waits for what is in flight, `grace_s` seconds at most."""
+        """Accepts no more requests, and waits for those in flight, `grace_s` seconds at most."""
         self._health.end()
         await self._server.stop(grace_s)

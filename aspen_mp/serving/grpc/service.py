@@ -1,4 +1,4 @@
-"""The methods of the service, and what is around them: errors, tokens, the access log."""
+"""The methods of the service, with errors, tokens and the access log around them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Service:
         return one
 
     def guarded(self, path: str, handler: Handler, *, probe: bool = False) -> Handler:
-        """Return the method with its errors as statuses of gRPC, a line in the access log if there is one, and a span if there are traces.
+        """Return the method with its errors as statuses of gRPC, a line in the access log (if any), and a span (if there are traces).
 
         Args:
             path: SERVICE/METHOD.
@@ -322,7 +322,8 @@ class Service:
 
 
 def _reader(kind: Any, limits: Limits) -> Callable[[bytes], Any]:
-    """What reads messages. One that is large or no message is left to `_parsed`, which whoever gets it calls at a turn of its own."""
+    """Return a function that reads messages. One that is large or no message is left to `_parsed`, which whoever gets it calls at a turn of
+    its own."""
 
     def read(data: bytes) -> Any:
         if len(data) < large_json.LARGE:
@@ -340,7 +341,7 @@ def _parsed(kind: Any, data: bytes, limits: Limits) -> Any:
     try:
         return kind.FromString(data)
     except message.DecodeError:
-        raise RequestError(f"the message is no {kind.DESCRIPTOR.name}. Check that the client was made from the same protocol") from None
+        raise RequestError(f"the message is not a {kind.DESCRIPTOR.name}. Check that the client was made from the same protocol") from None
 
 
 def failure(error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]]:

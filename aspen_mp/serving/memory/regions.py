@@ -30,7 +30,7 @@ class Region:
         self.size = size
 
     def read(self, offset: int, target: memoryview) -> int:
-        """Fills `target`, bytes, as far as there is something. Returns how many bytes there were. OSError."""
+        """Fills `target`, bytes, up to the end of the region. Returns how many bytes there were. OSError."""
         at = 0
         while at < len(target):
             n = os.preadv(self._fd, [target[at:]], self._begin + offset + at)
@@ -60,7 +60,7 @@ class Regions:
     Each read and write happens on the event loop, all at once. A region is therefore not in use when it is closed."""
 
     def __init__(self, regions: Mapping[str, Region], advice: str) -> None:
-        """`advice`: what a client is told that names a region which is not there."""
+        """`advice`: the message for a client that names a missing region."""
         self._regions = dict(regions)
         self._advice = advice
 
@@ -76,7 +76,7 @@ class Regions:
         return region
 
     def read(self, place: Place, target: memoryview, where: str) -> None:
-        """Copies a place into `target`, which is as large. What the client writes later changes nothing. RequestError."""
+        """Copies a place into `target`, which is as large. Later writes of the client change nothing. RequestError."""
         try:
             n = self[place].read(place.offset, target)
         except OSError as error:

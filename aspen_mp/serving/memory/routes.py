@@ -15,14 +15,14 @@ from aspen_mp.shm.errors import RequestError
 
 
 class Sharer(Protocol):
-    """What a front end asks the supervisor for."""
+    """A front end's requests to the supervisor."""
 
     async def share(self, *, add: Named | None = None, remove: str | None = None) -> None:
         """Adds a region to all front ends, or removes one of this name; "" removes all. Refused where that is not done."""
 
 
 class NamedRoutes:
-    """What clients ask for over HTTP, and over gRPC with the same methods. Documents are those of Triton."""
+    """Clients' requests over HTTP, and over gRPC with the same methods. Documents are those of Triton."""
 
     def __init__(self, memory: NamedMemory, sharer: Sharer, limits: Limits) -> None:
         self.memory = memory
@@ -46,7 +46,7 @@ class NamedRoutes:
         await self._sharer.share(add=named)
 
     async def unregister(self, name: str | None) -> None:
-        """Forgets a region, or all. It is no error if there is none."""
+        """Forgets a region, or all. It is not an error if there is none."""
         await self._sharer.share(remove=name or "")
 
     # ---- over HTTP

@@ -12,7 +12,7 @@ Version = Annotated[str, Meta(pattern="^[0-9]*$")]
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """What a request is answered with that failed."""
+    """The answer to a request that failed."""
 
     error: str
 
@@ -81,7 +81,7 @@ class Duration(msgspec.Struct, kw_only=True):
 
 
 class InferenceStatistics(msgspec.Struct, kw_only=True):
-    """Durations by what they were spent on."""
+    """Durations by phase."""
 
     success: Duration
     fail: Duration
@@ -92,7 +92,7 @@ class InferenceStatistics(msgspec.Struct, kw_only=True):
 
 
 class BatchStatistics(msgspec.Struct, kw_only=True):
-    """Executions of so many rows."""
+    """Executions of `batch_size` rows."""
 
     batch_size: Annotated[int, Meta(ge=1)]
     compute_input: Duration

@@ -49,11 +49,11 @@ class Operation:
     Attributes:
         statuses: Of errors, beside those that every route has.
         answer: The type of its answer; None for text.
-        request: The type of what is sent; None without a body.
+        request: The type of the body; None without one.
         failure: The type of its errors.
         versioned: Whether a version may follow the model in the path.
         binary: Whether bodies may be bytes, too.
-        sick: The type of the answer 503, where that is no error.
+        sick: The type of the answer 503, where that is not an error.
     """
 
     path: str

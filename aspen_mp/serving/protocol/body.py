@@ -21,7 +21,7 @@ Text = bytearray | memoryview
 
 
 class Direct(Protocol):
-    """As `access.connections.Exchange`."""
+    """The part of `access.connections.Exchange` that fills memory."""
 
     def at_hand(self, n: int) -> memoryview | None: ...
 
@@ -40,8 +40,8 @@ class Budget:
         self._taken = 0
 
     def take(self, nbytes: int, held: int = 0) -> None:
-        """Refused with 429 where that is more than there is. `held`: what the request has taken before. One that is alone gets all it asks
-        for."""
+        """Refused with 429 where that is more than there is. `held`: bytes that the request has taken before. One that is alone gets all it
+        asks for."""
         most = self._most if held + nbytes <= SMALL else self._most - self._most // 8
         if self._taken > held and self._taken + nbytes > most:
             raise Refused(429, f"requests that wait hold {self._taken} bytes, and {nbytes} more exceed {most}. Try again later", 1)
@@ -65,10 +65,10 @@ def length_of(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | N
 
 
 class Body:
-    """The body of one request. What has come of it counts in `budget` until the end of the ``with`` block.
+    """The body of one request. The bytes that have come count in `budget` until the end of the ``with`` block.
 
-    `read_text` and `read_into` take what comes next. Both raise Refused (413, 408, 400, 429) and Disconnected. `direct`: fills memory with
-    what of a body with a length has not been received; None: everything is received in pieces.
+    `read_text` and `read_into` take the next bytes. Both raise Refused (413, 408, 400, 429) and Disconnected. `direct`: fills memory with
+    the rest of a body with a length; None: everything is received in pieces.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Body:
         self._beside += nbytes
 
     def _note(self, nbytes: int) -> None:
-        """So many bytes more have come."""
+        """Counts more bytes that have come."""
         self._seen += nbytes
         if self._direct is not None:
             self._more = self._seen < (self.length or 0)
@@ -208,8 +208,8 @@ class Body:
             raise Refused(400, "bytes follow the last tensor. Check binary_data_size and Inference-Header-Content-Length")
 
     async def _fill(self, direct: Direct, target: memoryview) -> int:
-        """Reads what follows where it belongs, without a copy. Returns how much that was: all of `target` unless the body ends before, or
-        more time is needed."""
+        """Reads the next bytes where they belong, without a copy. Returns how much that was: all of `target` unless the body ends before,
+        or more time is needed."""
         before = self._seen
         try:
             if await direct.read_into(target, self._wait_until(), self._note) < 0:

@@ -33,7 +33,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def name_of(dtype: np.dtype[Any]) -> str | None:
-    """What the protocol calls a dtype; None where it has no word for it."""
+    """The protocol's name of a dtype; None where it has none."""
     return _BY_DTYPE.get(dtype)
 
 

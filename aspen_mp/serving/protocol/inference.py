@@ -45,12 +45,12 @@ STRING: Final = 72
 """Bytes of memory of an element of a tensor of strings, besides its characters."""
 _ITEMS: Final[dict[str, Any]] = {"b": list[bool], "i": list[int], "u": list[int], "f": list[float], "V": list[float], "O": list[str]}
 _READ: Final = {"i": ("i", np.int64), "u": ("u", np.uint64), "f": ("d", np.float64), "V": ("d", np.float64)}
-"""What numbers in JSON are read as, by kind: simdjson's letter and numpy's type."""
+"""How numbers in JSON are read, by kind: simdjson's letter and numpy's type."""
 
 
 @dataclass(slots=True)
 class Call:
-    """What a request asks a model for.
+    """A request to a model.
 
     Attributes:
         id: The client's, echoed.
@@ -75,7 +75,8 @@ class Call:
 
 async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
     """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
-    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; nothing is made for what does not fit the model."""
+    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; no array is made for an input that does not fit the
+    model."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
@@ -114,7 +115,8 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
 
 
 def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, header_length: int | None, large: int) -> list[np.dtype[Any]]:
-    """The dtypes of a request's inputs. RequestError, Refused unless these are inputs of the model, and the body can have what they say.
+    """The dtypes of a request's inputs. RequestError, Refused unless these are inputs of the model, and the body can have that number of
+    bytes.
     `large`: bytes of a tensor from which on its shape is checked now."""
     dtypes: list[np.dtype[Any]] = []
     names: set[str] = set()
@@ -167,7 +169,7 @@ def _decoded_large(text: memoryview, most_marks: int) -> Work[tuple[Request, lar
 
 
 async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs, body: Body) -> npt.NDArray[Any]:
-    """As `from_json`, of a request whose long lists were taken out. What is made counts in the budget."""
+    """As `from_json`, of a request whose long lists were taken out. The array counts in the budget."""
     data = tensor.data
     run = runs.get(bytes(data)) if isinstance(data, msgspec.Raw) and len(memoryview(data)) < 64 else None
     n = math.prod(tensor.shape)
@@ -184,7 +186,7 @@ async def _from_large(tensor: Input, dtype: np.dtype[Any], runs: large_json.Runs
 
 
 async def to_bools(array: npt.NDArray[Any]) -> None:
-    """Makes every byte 0 or 1: kernels know of no other."""
+    """Makes every byte 0 or 1: kernels take no other."""
     numbers = array.reshape(-1).view(np.uint8)
     for k in range(0, len(numbers), LARGE_TENSOR):
         if k:
@@ -211,7 +213,7 @@ def check_strings(dtype: np.dtype[Any], n: int, where: str, limits: Limits) -> N
 
 
 def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions) -> Call:
-    """The request with its arrays; what it says besides is checked."""
+    """The request with its arrays; its other fields are checked."""
     said = request.parameters
     if said.sequence_id or said.sequence_start or said.sequence_end:
         raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
@@ -248,7 +250,7 @@ def decoded(text: bytes | bytearray | memoryview) -> Request:
 
 
 def _refuse_extensions(parameters: Any, where: str) -> None:
-    """What would change the meaning of a request and is not there is refused, not ignored."""
+    """An extension that would change the meaning of a request and is missing here is refused, not ignored."""
     if parameters.classification:
         raise RequestError(f"{where}: this server has no extension for classification. Ask for the whole output")
 
@@ -272,8 +274,8 @@ def _shared(
 def copied(
     name: str, shape: Sequence[int], dtype: np.dtype[Any], place: Place, regions: Regions, rooms: Rooms = NOWHERE
 ) -> tuple[npt.NDArray[Any], memoryview]:
-    """An array for the tensor at a place, for input `name`, and a copy of its bytes: the array's own, except that strings have still to be
-    made of them. RequestError where it does not fit shape and dtype."""
+    """An array for the tensor at a place, for input `name`, and a copy of its bytes. The bytes are the array's own, except that strings
+    have still to be made of them. RequestError where it does not fit shape and dtype."""
     regions[place]  # before there is room for it
     array, piece = _room(name, shape, dtype, place.size, "shared_memory_byte_size", rooms)
     regions.read(place, piece, f"input {name!r}")
@@ -284,7 +286,7 @@ def dtype_of(name: str, datatype: str, info: ValueInfo | None) -> np.dtype[Any]:
     """The dtype of input `name`, by the protocol's word for it. RequestError where the protocol or the model has another."""
     dtype = datatypes.NAMES.get(datatype)
     if dtype is None:
-        raise RequestError(f"input {name!r}: {datatype!r} is no datatype. The protocol has {', '.join(datatypes.NAMES)}")
+        raise RequestError(f"input {name!r}: {datatype!r} is not a datatype. The protocol has {', '.join(datatypes.NAMES)}")
     if info is not None and dtype != info.dtype:
         raise RequestError(f"input {name!r} must be {datatypes.name_of(info.dtype) or info.dtype}, not {datatype}")
     return dtype
@@ -468,8 +470,8 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 def _listed(array: npt.NDArray[Any]) -> Any:
-    """The elements of an array for JSON. What is infinite or no number becomes null there. Floats of 32 bits and less have only the digits
-    that tell them from their neighbours."""
+    """The elements of an array for JSON. Infinities and NaN become null there. Floats of 32 bits and less have only the digits that tell
+    them from their neighbours."""
     if array.dtype.hasobject:
         return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.ravel()]
     if array.dtype.kind in "fV" and array.dtype.itemsize <= 4:

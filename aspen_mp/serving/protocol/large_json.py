@@ -1,7 +1,7 @@
 """Requests in JSON that are large: long lists of numbers are taken out of the text, and decoded piece by piece.
 
-`split` takes the lists out. The rest is decoded as every request is, which finds whatever is no JSON in it. `array` decodes one list. No
-piece of this work takes long, whatever the text is.
+`split` takes the lists out. The rest is decoded as every request is, which finds any fault of its JSON. `array` decodes one list. No piece
+of this work takes long, whatever the text is.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LONG: Final = 32 << 10
 WHOLE: Final = 4 << 20
 """Bytes of a flat list that is one piece, of some milliseconds: cut up, it takes twice as long."""
 MOST_KEYS: Final = 1024
-"""How many keys `data` are looked at. What lies behind so many stays in the text, where its marks are counted."""
+"""How many keys `data` are looked at. Further ones stay in the text, where its marks are counted."""
 _WINDOW: Final = 1 << 20
-"""Bytes that are looked through in one piece, by what takes nanoseconds for each."""
+"""Bytes that are looked through in one piece, by code that takes nanoseconds for each."""
 _KEY: Final = re.compile(rb'(?<!\\)"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')
 _KEY_ROOM: Final = 256
 """Bytes of a key with the white space around it that are found wherever they lie."""
@@ -42,14 +42,14 @@ _AS_ONE: Final = bytes.maketrans(_NUMBERS, b"0" * len(_NUMBERS))
 _FLAT: Final = bytes.maketrans(b"[]", b"  ")
 
 Runs = dict[bytes, memoryview]
-"""Lists that were taken out, by what stands in their place."""
+"""Lists that were taken out, by the marks in their place."""
 
 
 def split(text: memoryview, most_marks: int) -> Work[tuple[bytes, Runs]]:
     """The text without its long lists of numbers, and these.
 
-    A list is what follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is
-    never read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
+    A list follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is never
+    read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
     """
     word, runs, at = secrets.token_hex(8), Runs(), 0
     parts: list[bytes | memoryview] = []
@@ -108,14 +108,14 @@ def _end(text: memoryview, begin: int) -> Work[int]:
         at += len(block)
         yield
     tail = bytes(text[max(begin, at - _KEY_ROOM) : at])
-    closing = tail.rfind(b"]")  # what follows it belongs to the object around the list
+    closing = tail.rfind(b"]")  # its rest belongs to the object around the list
     return begin if closing < 0 else at - len(tail) + closing + 1
 
 
 def array(
     run: memoryview, shape: Sequence[int], dtype: np.dtype[Any], where: str, decode: Callable[[bytes, int], npt.NDArray[Any]]
 ) -> Work[npt.NDArray[Any]]:
-    """The tensor whose list was taken out. `decode`: reads a flat list of so many numbers. RequestError where it does not fit."""
+    """The tensor whose list was taken out. `decode`: reads a flat list, whose length it is told. RequestError where it does not fit."""
     n = math.prod(shape)
     if len(run) <= WHOLE:
         text = bytes(run)
@@ -138,7 +138,7 @@ def _count(text: bytes, letter: str) -> int:
 
 
 def _check_form(run: memoryview, shape: Sequence[int], n: int, where: str) -> Work[None]:
-    """RequestError unless the list is flat or nested as the shape is, and has so many elements."""
+    """RequestError unless the list is flat or nested as the shape is, and has `n` elements."""
     form, last, beside_lists = [], b"", False
     for k in range(0, len(run), turns.STEP):
         block = bytes(run[k : k + turns.STEP])

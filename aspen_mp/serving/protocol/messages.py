@@ -16,8 +16,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class TensorParameters(msgspec.Struct, kw_only=True):
-    """What a tensor of a request may say besides. `shared_memory_offset`, `shared_memory_byte_size`: bytes in the region. Classification is
-    read to be refused."""
+    """Optional parameters of a tensor of a request. `shared_memory_offset`, `shared_memory_byte_size`: bytes in the region. Classification
+    is read to be refused."""
 
     binary_data_size: Annotated[int, Meta(ge=0, lt=1 << 48)] | None = None
     binary_data: bool | None = None
@@ -45,7 +45,7 @@ class Wanted(msgspec.Struct, kw_only=True):
 
 
 class Parameters(msgspec.Struct, kw_only=True):
-    """What a request may say besides. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low."""
+    """Optional parameters of a request. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low."""
 
     timeout: Whole | None = None
     priority: Whole | str | None = None
@@ -65,7 +65,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class OutputParameters(msgspec.Struct, kw_only=True):
-    """Where a tensor of an answer is: it follows as so many bytes, or it lies in shared memory, from this byte of the region on."""
+    """Where a tensor of an answer is: it follows as bytes, or it lies in shared memory, from this byte of the region on."""
 
     binary_data_size: int | UnsetType = UNSET
     shared_memory_region: str | UnsetType = UNSET
@@ -84,7 +84,7 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What an inference request is answered with."""
+    """The answer to an inference request."""
 
     model_name: str
     model_version: str

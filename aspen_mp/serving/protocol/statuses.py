@@ -1,4 +1,4 @@
-"""What an error is answered with: the status of HTTP, after how long a client should try again, and what it is told."""
+"""The answer to an error: the status of HTTP, after how long a client should try again, and the message."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def of(error: BaseException) -> Answered:
 
 
 def told(error: BaseException) -> str:
-    """What a client is told. An error that is not ours is not told in detail: it goes to standard error."""
+    """The message for a client. An error that is not ours is not told in detail: it goes to standard error."""
     if isinstance(error, AspenError):
         return str(error)
     traceback.print_exception(error, file=sys.stderr)

@@ -55,7 +55,7 @@ _LINES: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Line]] = wea
 
 
 async def run(work: Work[T]) -> T:
-    """What `work` returns or raises. Where there are several, each turn of the loop has a piece of one of them."""
+    """Return the result of `work`, or raise its error. Where there are several, each turn of the loop has a piece of one of them."""
     loop = asyncio.get_running_loop()
     line = _LINES.get(loop)
     if line is None:
@@ -70,7 +70,7 @@ async def run(work: Work[T]) -> T:
 
 
 async def call(work: Callable[..., T], *given: Any) -> T:
-    """What `work(*given)` returns or raises, as one piece."""
+    """Return the result of `work(*given)`, or raise its error, as one piece."""
     return await run(_one_piece(work, *given))
 
 
@@ -80,7 +80,7 @@ def _one_piece(work: Callable[..., T], *given: Any) -> Work[T]:
 
 
 def at_once(work: Work[T]) -> T:
-    """What `work` returns or raises, without a turn in between."""
+    """Return the result of `work`, or raise its error, without a turn in between."""
     while True:
         try:
             next(work)

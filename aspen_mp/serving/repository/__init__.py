@@ -1,1 +1,1 @@
-"""A repository of models: what lies on disk, and when it changes."""
+"""A repository of models: the versions on disk, and their changes."""

@@ -1,7 +1,7 @@
 """A model repository as it lies on disk: ``name/version/model.onnx``, and beside the versions an optional ``config.toml``.
 
-Links are followed: whoever may write into the folder decides what is served. Names that come from clients never become paths; they are
-looked up among what `scan` has found.
+Links are followed: whoever may write into the folder decides which models are served. Names that come from clients never become paths; they
+are looked up among the results of `scan`.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Found:
 
 @dataclass(slots=True)
 class Contents:
-    """What a scan has found: versions by model, the newest first, {model: why none of it can be read}, and sentences
-    about what is not read although it was meant to be."""
+    """The result of a scan. `versions`: of each model, the newest first. `broken`: {model: why none of it can be read}. `unread`: sentences
+    about files that were meant to be read and are not."""
 
     versions: dict[str, list[Found]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Contents:
 
 
 def scan(root: Path) -> Contents:
-    """What a repository holds. OSError where the folder itself cannot be read. Folders whose names begin with a dot are no models."""
+    """The content of a repository. OSError where the folder itself cannot be read. Folders whose names begin with a dot are not models."""
     contents = Contents(unread=[_misplaced(file, root / file.stem) for file in _models(root)])
     for folder in _models_of(root):
         if why := unfit(folder.name):
@@ -158,7 +158,7 @@ def _models(folder: Path) -> list[Path]:
 
 
 def _misplaced(file: Path, folder: Path) -> str:
-    return f"{file} is no version of a model. Put it at {folder / '1' / MODEL}, or serve the file by itself"
+    return f"{file} is not a version of a model. Put it at {folder / '1' / MODEL}, or serve the file by itself"
 
 
 def single(name: str, path: Path) -> Found:
@@ -202,7 +202,7 @@ def _found(name: str, folder: Path, config: Config) -> Found | None:
 
 
 def _stamp(files: list[Path]) -> str:
-    """Tells apart what these files have held at different times."""
+    """Tells contents of these files at different times apart."""
     parts = []
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""A folder for files of models that have none, which front ends read. What a killed server has left goes with the next start."""
+"""A folder for files of models that have none, which front ends read. The next start removes the files of a killed server."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Watch:
                 raise _failure(str(folder))
 
     def read(self) -> None:
-        """Takes what there is, so that `fd` is readable for what comes next only."""
+        """Takes all pending events, so that `fd` becomes readable for later ones only."""
         with suppress(BlockingIOError):
             while os.read(self.fd, _FULL):
                 pass

@@ -1,1 +1,1 @@
-"""What is noted of requests: counts that front ends share, traces, metrics under other names."""
+"""Records of requests: counts that front ends share, traces, metrics under other names."""

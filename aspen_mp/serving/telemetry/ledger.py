@@ -1,7 +1,7 @@
-"""What a server counts of its requests, by version of a model, in memory that all front ends share.
+"""A server's counts of its requests, by version of a model, in memory that all front ends share.
 
 Each front end writes into a part of its own, and anyone reads all of them. So whichever front end is asked tells the totals. The part
-outlives its front end: the one that takes its place goes on with it, and counts what the other has lost.
+outlives its front end: the one that takes its place goes on with it, and counts requests that the other has lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PART_BYTES: Final = MOST_ROWS * _ROW_WORDS * 8
 
 
 def make(parts: int) -> int:
-    """Memory for so many front ends: a descriptor, which is the caller's to close. What nobody writes takes no memory."""
+    """Memory for `parts` front ends: a descriptor, which is the caller's to close. Pages that nobody writes take no memory."""
     fd = os.memfd_create("aspen-serve-counts", os.MFD_CLOEXEC)
     try:
         os.truncate(fd, parts * _PART_BYTES)
@@ -90,7 +90,7 @@ class Totals:
 
 
 class Row:
-    """What this front end counts of a version. Used on its event loop alone."""
+    """This front end's counts of a version. Used on its event loop alone."""
 
     def __init__(self, words: memoryview, *, in_batches: bool) -> None:
         self._words = words
@@ -122,7 +122,7 @@ class Row:
         return Counted(self)
 
     def inherit(self) -> None:
-        """What was pending when this part's front end died is lost."""
+        """Requests that were pending when this part's front end died are lost."""
         self.add(Field.OTHER, self._numbers[Field.PENDING])
         self._numbers[Field.PENDING] = 0
 

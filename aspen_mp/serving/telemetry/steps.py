@@ -18,7 +18,7 @@ POOL: Final = "pool"
 ENCODE: Final = "encode answer"
 
 
-class Trace(Protocol):
+class StepTrace(Protocol):
     """A request that is traced. Its steps follow each other. After `end` nothing is told of it any more."""
 
     def enter(self, step: str, **attributes: Any) -> None:
@@ -27,7 +27,7 @@ class Trace(Protocol):
     def note(self, **attributes: Any) -> None:
         """Says something of the whole request."""
 
-    def part(self, name: str, **attributes: Any) -> Trace:
+    def part(self, name: str, **attributes: Any) -> StepTrace:
         """A part of the present step with steps of its own, which may run beside others. Whoever asks for it ends it."""
 
     def failed(self, error: BaseException) -> None:
@@ -37,12 +37,12 @@ class Trace(Protocol):
         """It is over."""
 
 
-CURRENT: Final[ContextVar[Trace | None]] = ContextVar("aspen_mp.trace", default=None)
+CURRENT: Final[ContextVar[StepTrace | None]] = ContextVar("aspen_mp.trace", default=None)
 """The request that the present task answers. None where it is not traced."""
 
 
 @contextmanager
-def part_of(trace: Trace | None, name: str, **attributes: Any) -> Iterator[Trace | None]:
+def part_of(trace: StepTrace | None, name: str, **attributes: Any) -> Iterator[StepTrace | None]:
     """A part of `trace`, which the present task answers until the end of the block. An error that leaves the block is the part's."""
     if trace is None:
         yield None

@@ -21,7 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, form
 
 import aspen_mp
 from aspen_mp.serving.protocol import statuses
-from aspen_mp.serving.telemetry.steps import Trace
+from aspen_mp.serving.telemetry.steps import StepTrace
 from aspen_mp.shm.errors import AspenError, ConfigError
 
 SERVICE: Final = "aspen-mp"
@@ -32,7 +32,7 @@ LAST_S: Final = 3.0
 _GROUP: Final = "opentelemetry_traces_exporter"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 _NAMED: Final = {"models": "{model}", "versions": "{version}", "region": "{region}"}
-"""What follows this part of a path is a name."""
+"""The part of a path behind these is a name."""
 _FAULTS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 """Codes of gRPC that are the server's errors. The others are the client's."""
 
@@ -69,7 +69,7 @@ def exporters() -> list[Any]:
 
 
 def provider() -> TracerProvider:
-    """What makes spans and exports them. ConfigError."""
+    """Return the provider of spans, which exports them. ConfigError."""
     said = OTELResourceDetector().detect().attributes
     defaults = {"service.name": SERVICE, "service.version": aspen_mp.__version__, "service.instance.id": str(uuid.uuid4())}
     made = TracerProvider(resource=Resource.create({**defaults, **said}), shutdown_on_exit=False)
@@ -82,7 +82,7 @@ def provider() -> TracerProvider:
 
 
 class Telemetry:
-    """What a front end tells OpenTelemetry of its requests."""
+    """A front end's reports about its requests to OpenTelemetry."""
 
     def __init__(self, made: TracerProvider) -> None:
         self._provider = made
@@ -119,7 +119,7 @@ class Telemetry:
         return self._tracer.start_span(name, propagate.extract(headers), SpanKind.SERVER, attributes)
 
     def close(self) -> None:
-        """Exports what is left, unless nobody receives it within `LAST_S`."""
+        """Exports the remaining spans, unless nobody receives them within `LAST_S`."""
         last = threading.Thread(target=self._provider.shutdown, name="aspen-mp traces", daemon=True)
         last.start()
         last.join(LAST_S)
@@ -133,7 +133,7 @@ def _address(who: str, said: Any) -> dict[str, Any]:
 
 
 class SpanTrace:
-    """A `steps.Trace` of a span. What is not sampled costs no more than its one span."""
+    """A `steps.StepTrace` of a span. A trace that is not sampled costs no more than its one span."""
 
     __slots__ = ("_error", "_span", "_step", "_tracer")
 
@@ -150,7 +150,7 @@ class SpanTrace:
         return f"00-{format_trace_id(context.trace_id)}-{format_span_id(context.span_id)}-{context.trace_flags:02x}".encode()
 
     def enter(self, step: str, **attributes: Any) -> None:
-        """As of `steps.Trace`."""
+        """Implements `steps.StepTrace`."""
         self._leave()
         if self._span.is_recording():
             self._step = self._tracer.start_span(step, set_span_in_context(self._span), attributes=attributes)
@@ -161,22 +161,22 @@ class SpanTrace:
             step.end()
 
     def note(self, **attributes: Any) -> None:
-        """As of `steps.Trace`."""
+        """Implements `steps.StepTrace`."""
         self._span.set_attributes(attributes)
 
-    def part(self, name: str, **attributes: Any) -> Trace:
-        """As of `steps.Trace`."""
+    def part(self, name: str, **attributes: Any) -> StepTrace:
+        """Implements `steps.StepTrace`."""
         span = self._tracer.start_span(name, set_span_in_context(self._step or self._span), attributes=attributes)
         return SpanTrace(self._tracer, span)
 
     def failed(self, error: BaseException) -> None:
-        """As of `steps.Trace`."""
+        """Implements `steps.StepTrace`."""
         self._error = error
         if self._step is not None:
             _mark(self._step, error, fault=_is_fault(error))
 
     def end(self) -> None:
-        """As of `steps.Trace`."""
+        """Implements `steps.StepTrace`."""
         self._leave()
         if self._error is not None:
             _mark(self._span, self._error, fault=_is_fault(self._error))

@@ -29,7 +29,7 @@ MOST_ROWS: Final = 16
 """Texts of a run. Their number is a power of two, for the same reason. With half as many, a run takes the same time for each; with twice as
 many, more."""
 MOST_RUNS: Final = 4
-"""Runs of a request at the same time: what comes after is prepared while workers compute, and others have their turn."""
+"""Runs of a request at the same time: the next ones are prepared while workers compute, and others have their turn."""
 SLOW_TEXT: Final = 2048
 """Characters from which on tokens are made in a thread: about a millisecond of WordPiece. To ask a thread takes a fifteenth of that."""
 SLOW_POOLING: Final = 1 << 22
@@ -41,7 +41,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Runs(Protocol):
-    """What runs the model: a `shelf.Shelved`."""
+    """The runner of the model: a `shelf.Shelved`."""
 
     async def run(self, call: Call) -> Any:
         """The results of a call, {output: array}. Errors are those of `Model.run_async`."""
@@ -64,7 +64,7 @@ class Group:
 
 
 class Embedder:
-    """A model's tokenizer and what is done to its output. Used on the event loop; what takes long is done in threads."""
+    """A model's tokenizer and the steps for its output. Used on the event loop; long work is done in threads."""
 
     def __init__(self, tokenizer: Any, chosen: Recipe, inputs: Sequence[ValueInfo]) -> None:
         self.recipe = chosen
@@ -103,7 +103,7 @@ class Embedder:
     def _given(self, k: int, ids: Tokens) -> Text:
         for token in ids:
             if not 0 <= token < self._words:
-                raise RequestError(f"input {k}: {token} is no token. The model's tokenizer has those from 0 to {self._words - 1}")
+                raise RequestError(f"input {k}: {token} is not a token. The model's tokenizer has those from 0 to {self._words - 1}")
         if self.recipe.truncate:
             ids = ids[: self.recipe.max_tokens]
         return Text(ids, [0] * len(ids))
@@ -163,7 +163,7 @@ class Embedder:
             with steps.part_of(trace, steps.TEXTS, **{"aspen_mp.tokens": group.columns}) as part:
                 await compute(group, part)
 
-        async def compute(group: Group, part: steps.Trace | None) -> None:
+        async def compute(group: Group, part: steps.StepTrace | None) -> None:
             left = None if ends is None else (ends - time.monotonic()) * 1000
             if left is not None and left <= 0:
                 raise DeadlineMissed(f"the deadline of {deadline_ms:g} ms has passed before all {len(texts)} texts were run. Send fewer")

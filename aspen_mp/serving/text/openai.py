@@ -63,7 +63,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingsAnswer(msgspec.Struct, kw_only=True):
-    """What a request for embeddings is answered with."""
+    """The answer to a request for embeddings."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -97,7 +97,7 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorAnswer(msgspec.Struct, kw_only=True):
-    """What a request is answered with that failed."""
+    """The answer to a request that failed."""
 
     error: ErrorDetail
 
@@ -124,7 +124,7 @@ def decoded(text: bytes | bytearray | memoryview) -> EmbeddingsRequest:
 
 
 def texts_of(given: Any) -> list[str] | list[list[int]]:
-    """What is embedded, as texts or as tokens. RequestError where it is neither."""
+    """The input of a request, as texts or as tokens. RequestError where it is neither."""
     if isinstance(given, str) or (isinstance(given, list) and given and _are(given, int)):
         given = [given]
     if not isinstance(given, list) or not given:
@@ -141,7 +141,7 @@ def texts_of(given: Any) -> list[str] | list[list[int]]:
 
 
 def _are(items: Sequence[Any], kind: type) -> bool:
-    return all(type(item) is kind for item in items)  # True is no token
+    return all(type(item) is kind for item in items)  # True is not a token
 
 
 async def embeddings(shelved: Shelved, request: EmbeddingsRequest) -> bytes:

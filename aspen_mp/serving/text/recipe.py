@@ -1,4 +1,4 @@
-"""How a model makes an embedding of tokens: what its ``config.toml`` says, else what sentence-transformers has left beside it."""
+"""How a model makes an embedding of tokens: by its ``config.toml``, else by sentence-transformers' files beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aspen_mp.shm.errors import ConfigError
 
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 MOST_TOKENS: Final = 512
-"""Of a text, where nothing beside the model says how many it was trained for."""
+"""Most tokens of a text, where nothing beside the model says how many it was trained for."""
 _POOLED: Final = "sentence_embedding"
 _UNKNOWN: Final = 1 << 24
 """`model_max_length` of tokenizers that do not know theirs is larger."""
@@ -57,7 +57,7 @@ class Recipe:
 
     @property
     def pads(self) -> bool:
-        """Whether texts of different lengths can be run together: the model is told what is padding."""
+        """Whether texts of different lengths can be run together: the model is told which tokens are padding."""
         return "attention_mask" in self.inputs
 
 
@@ -94,7 +94,7 @@ def _sizes(inputs: Sequence[ValueInfo]) -> tuple[int | None, int | None]:
         if info.name not in INPUTS:
             raise Unsuitable(f"no tokenizer makes its input {info.name!r}")
         if info.dtype not in (np.int64, np.int32) or len(info.shape or ()) != 2:
-            raise Unsuitable(f"its input {info.name!r} is no int64 or int32 [batch, tokens]")
+            raise Unsuitable(f"its input {info.name!r} is not int64 or int32 [batch, tokens]")
     rows, columns = (dim if isinstance(dim, int) else None for dim in ids.shape or ())
     return rows, columns
 
@@ -149,7 +149,7 @@ def _modules(folder: Path) -> list[str] | None:
         return None
     said = _json(path)
     if not isinstance(said, list) or not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in said):
-        raise ConfigError(f"{path} is no list of modules")
+        raise ConfigError(f"{path} is not a list of modules")
     names = [each["type"].rpartition(".")[2] for each in said]
     if unknown := [name for name in names if name not in _MODULES]:
         raise Unsuitable(f"modules.json has {', '.join(unknown)}, which is not in the model. Export the whole of it to ONNX")
@@ -188,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     found = _json(path)
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no object of JSON")
+        raise ConfigError(f"{path} is not a JSON object")
     return found
 
 

@@ -1,5 +1,5 @@
-"""Networks of which each part needs one thing only, arithmetic or memory: what several networks at once take from each other is measured
-with them (HaX-CoNN, Dagli and Belviranli, PPoPP 2024, section 3.3)."""
+"""Networks of which each part needs one thing only, arithmetic or memory. They measure what several networks at once take from each other
+(HaX-CoNN, Dagli and Belviranli, PPoPP 2024, section 3.3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     "l": "memory: a vector times weights that the last cache holds",
     "m": "memory: a vector times weights that no cache holds",
 }
-"""What each letter of `order` stands for."""
+"""The meaning of each letter of `order`."""
 
 
 def phases(name: str, options: ImageOptions, weights: Weights, *, order: str = "cm", size: int = 512) -> onnx.ModelProto:

@@ -17,7 +17,7 @@ SEED = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class TorchNetwork:
     """A network. `package`: what must be installed to build it. `family`: what its variants have in common. `make`: builds the module,
     `small` for a test of seconds or `full` as published. `draw`: inputs of that size, by position or by name."""
 

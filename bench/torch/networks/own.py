@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aspen_mp.bench.torch.networks.network import Inputs, Network, Size
+from aspen_mp.bench.torch.networks.network import Inputs, Size, TorchNetwork
 
 PACKAGE = "torch"
 
@@ -185,14 +185,14 @@ def _recurrent(kind: type[Any], size: Size) -> nn.Module:
 
 
 NETWORKS = [
-    Network("own/lstm", "recurrent", PACKAGE, partial(_recurrent, nn.LSTM), _text),
-    Network("own/gru", "recurrent", PACKAGE, partial(_recurrent, nn.GRU), _text),
-    Network("own/rnn", "recurrent", PACKAGE, partial(_recurrent, nn.RNN), _text),
-    Network("own/diffusion-unet", "unet", PACKAGE, partial(_wide, Diffusion, 16, 64), _diffusion),
-    Network("own/ranking", "dlrm", PACKAGE, lambda size: Ranking(8 if size == "small" else 64, 100), _ranking),
-    Network("own/temporal", "tcn", PACKAGE, partial(_wide, Temporal, 16, 64), _signal),
-    Network("own/transformer", "transformer", PACKAGE, _transformer, _sequence),
-    Network("own/volumes", "volumes", PACKAGE, _volumes, _volume),
-    Network("own/perceptron", "perceptron", PACKAGE, _perceptron, _rows),
+    TorchNetwork("own/lstm", "recurrent", PACKAGE, partial(_recurrent, nn.LSTM), _text),
+    TorchNetwork("own/gru", "recurrent", PACKAGE, partial(_recurrent, nn.GRU), _text),
+    TorchNetwork("own/rnn", "recurrent", PACKAGE, partial(_recurrent, nn.RNN), _text),
+    TorchNetwork("own/diffusion-unet", "unet", PACKAGE, partial(_wide, Diffusion, 16, 64), _diffusion),
+    TorchNetwork("own/ranking", "dlrm", PACKAGE, lambda size: Ranking(8 if size == "small" else 64, 100), _ranking),
+    TorchNetwork("own/temporal", "tcn", PACKAGE, partial(_wide, Temporal, 16, 64), _signal),
+    TorchNetwork("own/transformer", "transformer", PACKAGE, _transformer, _sequence),
+    TorchNetwork("own/volumes", "volumes", PACKAGE, _volumes, _volume),
+    TorchNetwork("own/perceptron", "perceptron", PACKAGE, _perceptron, _rows),
 ]
 """All of them."""

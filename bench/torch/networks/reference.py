@@ -1,4 +1,4 @@
-"""What a network says, as arrays: in its own precision, and of the same module in float64."""
+"""Outputs of a network, as arrays: in its own precision, and of the same module in float64."""
 
 from __future__ import annotations
 

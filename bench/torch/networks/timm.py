@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aspen_mp.bench.torch.networks.network import Network, Size, image
+from aspen_mp.bench.torch.networks.network import Size, TorchNetwork, image
 
 PACKAGE = "timm"
 
@@ -98,7 +98,7 @@ _LISTED: list[tuple[str, str, str, int, int, Mapping[str, Any]]] = [
 """Family, the network at its full size, the one that stands for it in tests, pixels a side of both, options of the latter."""
 
 NETWORKS = [
-    Network(f"timm/{full}", family, PACKAGE, partial(_make, full, small, options), image(side, whole))
+    TorchNetwork(f"timm/{full}", family, PACKAGE, partial(_make, full, small, options), image(side, whole))
     for family, full, small, side, whole, options in _LISTED
 ]
 """All of them."""

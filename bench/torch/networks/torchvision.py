@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aspen_mp.bench.torch.networks.network import Network, Size, image
+from aspen_mp.bench.torch.networks.network import Size, TorchNetwork, image
 
 PACKAGE = "torchvision"
 CLASSES = 10
@@ -110,9 +110,9 @@ def _family(name: str) -> str:
 
 
 NETWORKS = [
-    *(Network(f"torchvision/{name}", _family(name), PACKAGE, partial(_of_class, make, name), image(_SIDES.get(name, 64)))
+    *(TorchNetwork(f"torchvision/{name}", _family(name), PACKAGE, partial(_of_class, make, name), image(_SIDES.get(name, 64)))
       for name, make in _MODEST.items()),
-    *(Network(f"torchvision/{name}", _family(name), PACKAGE, partial(_published, name, small), image(side, full))
+    *(TorchNetwork(f"torchvision/{name}", _family(name), PACKAGE, partial(_published, name, small), image(side, full))
       for name, (side, full, small) in _SMALL.items()),
 ]  # fmt: skip
 """All of them."""

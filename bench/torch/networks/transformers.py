@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aspen_mp.bench.torch.networks.network import Draw, Inputs, Network, Size, image, tokens
+from aspen_mp.bench.torch.networks.network import Draw, Inputs, Size, TorchNetwork, image, tokens
 
 PACKAGE = "transformers"
 
@@ -201,7 +201,7 @@ def _family(name: str) -> str:
 
 
 NETWORKS = [
-    Network(f"transformers/{name}", _family(name), PACKAGE, partial(_make, kind, config, small, full), draw)
+    TorchNetwork(f"transformers/{name}", _family(name), PACKAGE, partial(_make, kind, config, small, full), draw)
     for name, kind, config, small, full, draw in _LISTED
 ]
 """All of them."""

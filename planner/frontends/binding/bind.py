@@ -1,9 +1,9 @@
 """Binding a model to input shapes: constant propagation and shape inference in one forward pass over the nodes.
 
 Every value is either known (shape and dtype, perhaps the value itself) or not known yet. A node whose inputs are known is given to ONNX's
-shape inference together with the values of its small constant inputs; nodes with constant inputs alone are computed, so that chains of
-Shape, Gather, Concat … that exporters write end as constants before Reshape asks for them. Functions and branches with a known condition
-are inlined on the way. A node whose output shapes stay unknown is *blocked*: the stages (`aspen_mp.planner.stages`) decide what that means.
+shape inference together with the values of its small constant inputs. Nodes with constant inputs alone are computed. So chains of Shape,
+Gather, Concat … that exporters write end as constants before Reshape asks for them. Functions and branches with a known condition are
+inlined on the way. A node whose output shapes stay unknown is *blocked*: the stages (`aspen_mp.planner.stages`) decide what that means.
 
 Constants carry a ``weight_key`` if and only if they follow from the model alone, whatever the input shapes are.
 """
@@ -40,8 +40,8 @@ _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run be
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is known of a value: dtype (object for strings, sequences, optionals; then the shape is None, or the number of bytes that the
-    serialised value has), shape, and the value where it is given."""
+    """The facts about a value: dtype, shape, and the value where it is given. Strings, sequences and optionals have dtype object. Their
+    shape is None, or the number of bytes of the serialised value."""
 
     dtype: np.dtype[Any]
     shape: Shape | None
@@ -49,7 +49,7 @@ class Binding:
 
 
 class Enclosed(Protocol):
-    """What `enclosed` gives to binding: nodes whose shapes data decide, as one node whose results have shapes that are known."""
+    """The interface of `enclosed` for binding. Nodes whose shapes data decide become one node whose results have known shapes."""
 
     gone: set[int]
     """Nodes that have become a part of one, by id."""
@@ -79,19 +79,20 @@ class Binder:
         for entry in self.pending:
             self._used.update(entry.names)
         self._inference = Inference(model, self._used)
-        # Of integers that are known: what follows from lengths that the model leaves open, ranges, and what counts on from such a length.
+        # Names of known integers: those that follow from lengths that the model leaves open, ranges, and those that count on from such a
+        # length.
         self._open = any(not isinstance(d, int) for info in model.signature.inputs for d in info.shape or ())
         self._lengths: set[str] = set()
         self._ranges: set[str] = set()
         self._places: set[str] = set()
 
-    def behind(self) -> Binder:
-        """A copy with tensors of its own: what is no constant is an input to it."""
+    def fork(self) -> Binder:
+        """A copy with tensors of its own: values that are not constants become its inputs."""
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy.bucket, copy._count = self.model, self.lowered, self.bucket, self._count
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._of_branches, copy._used = set(self._of_branches), set(self._used)
-        copy._inference = self._inference.behind(copy._used)
+        copy._inference = self._inference.fork(copy._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
         copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored, t.placed) for n, t in self.env.items()}
@@ -120,7 +121,7 @@ class Binder:
         return {**opsets, **own}
 
     def _live(self, items: list[Item]) -> list[Item]:
-        """Without the nodes that no output needs."""
+        """The items without the nodes that no output needs."""
         needed = set(self.outputs)
         kept = []
         for entry in reversed(items):
@@ -159,7 +160,7 @@ class Binder:
         return not missing or all(not name or self.known(name) is not None for name in missing)
 
     def advance(self, enclosed: Enclosed | None = None) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
-        """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`.
+        """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). Other nodes stay in `pending`.
         `enclosed`: is told of blocked nodes and of those behind them, and makes nodes of some."""
         nodes: list[Node] = []
         blocked: list[tuple[Item, Blocked]] = []
@@ -193,14 +194,14 @@ class Binder:
         return nodes, [(entry, why) for entry, why in blocked if id(entry) not in gone]
 
     def _visited(self, entry: Item) -> Node | list[Item] | Blocked:
-        """As `_visit`. What Python raises over a node's attributes and constants is most likely the model's fault."""
+        """Visits an entry by `_visit`. An exception of Python over a node's attributes and constants is most likely the model's fault."""
         try:
             return self._visit(entry)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot be understood: {type(error).__name__}: {error}") from error
 
     def _visit(self, entry: Item) -> Node | list[Item] | Blocked:
-        """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
+        """A known node, nothing (its outputs are constants now), its replacement, or why it is blocked."""
         proto, op, domain = entry.proto, entry.op, entry.domain
         inputs = [self.env[name] if name else None for name in entry.names]
         entry.attrs = attrs = entry.given() if proto.attribute else {}
@@ -273,7 +274,7 @@ class Binder:
         return False
 
     def _own(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | Blocked:
-        """What an operator of onnxruntime's stands for; without what this stage has already, or is constant."""
+        """The nodes that an operator of onnxruntime's stands for, without those that this stage has already or that are constant."""
         unknown = tuple(name for name in contrib.needs(entry.proto) if not self.env[name].is_const)
         if unknown:
             return Blocked(unknown)
@@ -333,7 +334,7 @@ class Binder:
         return not self._places.isdisjoint(entry.names) and any(dtype.kind not in "iub" for dtype, _ in types.values())
 
     def _note_lengths(self, entry: Item, types: Types) -> None:
-        """What is now known to follow from lengths."""
+        """Notes the results that follow from lengths."""
         names = {name for name in entry.names if name}
         op, own = entry.proto.op_type, [name for name, (dtype, _) in types.items() if dtype.kind in "iu"]
         lengths, ranges, places = (not known.isdisjoint(names) for known in (self._lengths, self._ranges, self._places))

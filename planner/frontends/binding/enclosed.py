@@ -1,8 +1,8 @@
-"""Data-dependent shapes that end where they began: a few rows are picked (NonZero), something is computed for each, and the results are
+"""Data-dependent shapes that end where they began: a few rows are picked (NonZero), and something is computed for each. The results are
 written to their places in a tensor whose shape is known (ScatterElements, ScatterND). Loops over experts are exported so.
 
-Each such group of nodes is one opaque node of an ordinary stage: no stage ends there, and no plan follows from how many rows there were.
-Groups that read nothing of each other, as experts, are separate nodes, which workers execute side by side.
+Each such group of nodes is one opaque node of an ordinary stage. No stage ends there, and no plan follows from the number of rows. Groups
+that read nothing of each other, as experts, are separate nodes, which workers execute side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PICKS: Final = {"NonZero", "Compress"}
 _MOST_WORK: Final = 1 << 30
 """Multiply-adds of a product, twice, if all rows were picked. Larger ones are worth a plan for the number of rows, and all cores."""
 _MOST_ELEMENTS: Final = {np.dtype(np.float32): 1 << 62, np.dtype(np.float64): 1 << 62, np.dtype(np.float16): 1 << 22}
-"""Of matrices that numpy multiplies by: those of halves are widened each time."""
+"""Most elements of matrices that numpy multiplies by: those of halves are widened each time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Group:
 
 
 class Enclosed:
-    """Finds groups while a binder goes through a model's nodes in order; one is closed as soon as nobody else can read what is in it."""
+    """Finds groups while a binder goes through a model's nodes in order. A group is closed as soon as nobody else can read its values."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Enclosed:
         return self._readers
 
     def _target(self, entry: Item, group: Group) -> Tensor | None:
-        """What a node writes the rows to, if its shape is known."""
+        """The tensor that a node writes the rows to, if its shape is known."""
         if entry.proto.op_type not in _ENDS or entry.proto.domain:
             return None
         return self.known(entry.names[0]) or group.results.get(entry.names[0])

@@ -20,7 +20,7 @@ from aspen_mp.planner.ops.packing import low_bit
 from aspen_mp.shm.errors import ModelInvalidError
 
 SMALL = 64 * 1024
-"""Constants of up to so many bytes are computed at once."""
+"""Constants of at most this many bytes are computed at once."""
 
 PLAN_CONSTANT = 1 << 20
 """Larger values that depend on the input shapes are computed by the plan, not stored in it."""
@@ -32,7 +32,7 @@ _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
 @dataclass(slots=True)
 class BucketFolding:
-    """What stays a node at every extent of a shape bucket, although its inputs are constants: what does so at the longest, which is bound
+    """The nodes that stay at every extent of a shape bucket, although their inputs are constants. They stay at the longest, which is bound
     first. Shorter values may be small enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
 
     `longest`: whether that extent is being bound. `stay`: the first outputs of those nodes."""
@@ -132,7 +132,7 @@ def _key(entry: Item, inputs: list[Tensor]) -> str:
 
 
 def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
-    """What DequantizeLinear makes a constant of, perhaps transposed."""
+    """The stored integers and scales of a constant that DequantizeLinear makes, perhaps transposed."""
     if domain_of(entry.proto) != "" or entry.proto.op_type not in {"DequantizeLinear", "Transpose"}:
         return None
     if entry.proto.op_type == "Transpose":

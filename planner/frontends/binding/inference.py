@@ -26,7 +26,7 @@ from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Shape, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, TooLarge, UnsupportedModelError
 
-_COMPARED = 256  # so many bytes of the model's constants are compared
+_COMPARED = 256  # bytes of the model's constants that are compared
 _HINT = 8192  # values of more bytes never decide shapes
 
 _BY_LARGE_VALUES = own_shapes.NAMES | {"Range"}
@@ -68,7 +68,7 @@ VALUE_INPUTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What is known of nodes that are alike: dtype and shape of each output, None where nobody reads it. `void`: they have no elements;
+    """The facts about nodes that are alike: dtype and shape of each output, None where nobody reads it. `void`: they have no elements;
     `plain`: workers can hold them."""
 
     outputs: tuple[tuple[np.dtype[Any], Shape] | None, ...]
@@ -80,7 +80,7 @@ class Typed:
 
 
 class Inference:
-    """Infers what is known of nodes' outputs. `used`: names that somebody reads; nothing else is inferred, and the caller adds to it."""
+    """Infers the types of nodes' outputs. `used`: names that somebody reads; nothing else is inferred, and the caller adds to it."""
 
     def __init__(self, model: OnnxModel, used: Set[str], of_model: dict[str, TensorProto] | None = None) -> None:
         self._model, self._used = model, used
@@ -90,8 +90,8 @@ class Inference:
         self._inferred: dict[tuple[Any, ...], Typed | None] = {}
         self._plain: dict[tuple[np.dtype[Any], Shape], Typed] = {}
 
-    def behind(self, used: Set[str]) -> Inference:
-        """For a copy of the binder: what is known of the model's own constants stays known."""
+    def fork(self, used: Set[str]) -> Inference:
+        """An inference for a copy of the binder: the known constants of the model stay known."""
         return Inference(self._model, used, self._of_model)
 
     def types(self, entry: Item, inputs: list[Tensor | None]) -> Typed | None:
@@ -182,7 +182,7 @@ class Inference:
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot go from {start} to {limit} in steps of {delta}")
 
     def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> Types:
-        """Of a node whose result has the type of its first input."""
+        """The types of a node whose result has the type of its first input."""
         first = next(t for t in inputs if t is not None)
         return {entry.gives[0]: (first.dtype, shape)}
 

@@ -1,4 +1,4 @@
-"""Nodes of a model as binding goes through them: flattened, with what is asked of them again and again worked out once."""
+"""Nodes of a model as binding goes through them: flattened, with facts that are asked for again and again worked out once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Shapes of the results of common operators where they are plain to see: what ONNX's inference says of them, in a tenth of the time. A
-picture of a new size has each layer's shapes inferred anew.
+"""Shapes of the results of common operators where they are plain to see: the same as ONNX's inference, in a tenth of the time. A picture of
+a new size has each layer's shapes inferred anew.
 
 Whatever is unusual (types that differ, shapes that do not fit, paddings that follow from shapes) is left to ONNX's inference.
 """

@@ -1,5 +1,5 @@
-"""Labels of classifiers that are strings. Kernels give classes as integers: so a classifier gives places in the list of names, and a Gather
-behind it takes the names, which is all that is left to do without a kernel."""
+"""Labels of classifiers that are strings. Kernels give classes as integers. So a classifier gives places in the list of names, and a Gather
+behind it takes the names. Only that is left to do without a kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.ir.graph import Tensor
 
 OPSET: Final = 13
-"""Of the default domain, for models that import none."""
+"""The version of the default domain for models that import none."""
 _LABELS: Final = {
     "TreeEnsembleClassifier": "classlabels_int64s",
     "LinearClassifier": "classlabels_ints",

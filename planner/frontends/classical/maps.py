@@ -1,4 +1,4 @@
-"""Sequences of maps that nobody but the caller reads: what ZipMap makes of a classifier's scores. Plans give the scores, as a table whose
+"""Sequences of maps that nobody but the caller reads: ZipMap makes them of a classifier's scores. Plans give the scores, as a table whose
 columns are in the order of the maps' keys, and clients make the maps of it."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def keys(graph: GraphProto) -> dict[str, tuple[int | str, ...]]:
 
 
 def table(node: NodeProto, attrs: dict[str, Any], inputs: Sequence[Tensor | None]) -> tuple[NodeProto, Tensor] | None:
-    """What gives the table in place of a ZipMap, and the numbers of columns that it picks. None: the scores are no rows of numbers, one for
-    each label."""
+    """The node that gives the table in place of a ZipMap, and the numbers of columns that it picks. None: the scores are not rows of
+    numbers, one for each label."""
     columns, x = _columns(attrs), inputs[0]
     labels = len(attrs.get("classlabels_int64s") or attrs.get("classlabels_strings") or [])
     if columns is None or x is None or x.dtype.kind not in "fiub" or len(x.shape) != 2 or x.shape[1] != labels:
@@ -43,8 +43,8 @@ def table(node: NodeProto, attrs: dict[str, Any], inputs: Sequence[Tensor | None
 
 
 def _columns(attrs: dict[str, Any]) -> dict[int | str, int] | None:
-    """Which column of the scores each key has, in the order of keys, which is that of onnxruntime's maps. Of labels that are there twice,
-    the last counts. None: there is not one list of labels, or they are no texts."""
+    """The column of the scores for each key, in the order of keys, which is that of onnxruntime's maps. The last of equal labels counts.
+    None: there is not one list of labels, or they are not texts."""
     words, numbers = attrs.get("classlabels_strings"), attrs.get("classlabels_int64s")
     if bool(words) == bool(numbers):
         return None

@@ -1,7 +1,7 @@
 """Types and shapes that operators of `ai.onnx.ml` give, and those of onnxruntime's on strings that workers run as they are.
 
 ONNX infers none for half of the domain (Scaler, Normalizer, Imputer …), and others than onnxruntime's for some (margins of SVMClassifier,
-rows of one sample given as a vector), so all that follows from attributes and the first input's shape is said here.
+vectors as samples). So here are all types that follow from attributes and the first input's shape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _INT: Final = np.dtype(np.int64)
 
 
 def types(domain: str, op: str, attrs: Attrs, inputs: Sequence[Tensor | None]) -> list[Typed] | None:
-    """What each output holds, strings as OBJECT; None where that is not known. ValueError where the input's rank is impossible."""
+    """The type and shape of each output, strings as OBJECT; None where they are not known. ValueError where the input's rank is
+    impossible."""
     rule = _RULES.get((domain, op))
     return rule(attrs, inputs) if rule is not None and inputs and inputs[0] is not None else None
 
@@ -79,7 +80,7 @@ def _classified(ints: str, scores: Callable[[Attrs, int], int]) -> Rule:
 
 
 def _margins(attrs: Attrs, classes: int) -> int:
-    """Of support vectors without probabilities, one for each pair of classes."""
+    """The number of margins: support vectors without probabilities have one for each pair of classes."""
     if not sum(attrs.get("vectors_per_class", ())) or attrs.get("prob_a"):
         return classes
     return 2 if classes <= 2 else classes * (classes - 1) // 2
@@ -97,7 +98,7 @@ def _mapped(attrs: Attrs, inputs: Sequence[Tensor | None]) -> list[Typed]:
 
 
 def _encoded(attrs: Attrs, inputs: Sequence[Tensor | None]) -> list[Typed]:
-    """What a table's values are: by the list that there is, or the tensor; before version 2 there is neither."""
+    """The values of a table: by its list, or by the tensor; before version 2 there is neither."""
     shape = _x(inputs).shape
     if "values_tensor" in attrs:
         return [(tensors.numpy_dtype(attrs["values_tensor"].data_type), shape)]

@@ -1,12 +1,13 @@
 """Strings that a model only moves, compares, looks up or hands to its caller, as numbers: places in a list of words.
 
-Kernels know no strings, and what reads one runs in Python, in a stage of its own. Most models do not read them: encoders look them up in
-lists (OneHotEncoder, LabelEncoder, CategoryMapper), and classifiers name a class. Of such strings the words that can make a difference are
-known beforehand. So a client gives an input's strings as places in the list of these words, every other string as the place behind the
-last, and makes strings of an output's places; in between Gather does what encoders did.
+Kernels have no strings, and an operator that reads one runs in Python, in a stage of its own. Most models do not read them: encoders look
+them up in lists (OneHotEncoder, LabelEncoder, CategoryMapper), and classifiers name a class. The words among such strings that can make a
+difference are known beforehand. So a client gives an input's strings as places in the list of these words, every other string as the place
+behind the last. It makes strings of an output's places. In between Gather does the work of encoders.
 
-Values that meet (Concat, Equal …) are kin: they share a list, and all of them are numbers, or none is. None is where any of them is read by
-something else, comes from something else, or where a caller's strings come out again, which need not be words of the list.
+Values that meet (Concat, Equal …) are kin: they share a list, and all of them are numbers, or none is. They are not where any of them is
+read by something else, or comes from something else. They are not, either, where a caller's strings come out again, which need not be words
+of the list.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from aspen_mp.planner.frontends.evaluate import attributes
 
 MOST_WORDS: Final = 1 << 16
 MOST_BYTES: Final = 1 << 20
-"""Of a list: every handle of the model has one."""
+"""Most bytes of a list: every handle of the model has one."""
 MOST_CELLS: Final = 1 << 18
-"""Of a table with a row for each word; larger ones are compared with the numbers of categories instead."""
+"""Most cells of a table with a row for each word; larger ones are compared with the numbers of categories instead."""
 _MOVES: Final = dict.fromkeys(
     ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Expand", "Gather", "GatherElements", "Split"), (0,)
 )
 _TOGETHER: Final = {"Where": (1, 2), "Equal": (0, 1)}
 _ENCODERS: Final = {"LabelEncoder": "keys", "OneHotEncoder": "cats", "CategoryMapper": "cats"}
-"""What looks strings up, and the beginning of the names of their lists."""
+"""Operators that look strings up, and the beginning of the names of their lists."""
 _KINDS: Final = ("strings", "int64s", "floats", "tensor")
 
 Texts = list[str]
@@ -111,7 +112,7 @@ def _constant(tensor: TensorProto) -> Texts | None:
 
 
 def _kin(graph: GraphProto) -> dict[str, _Kin]:
-    """The strings of a graph that come from its inputs, constants and encoders, through what only moves them."""
+    """The strings of a graph that come from its inputs, constants and encoders, through nodes that only move them."""
     found: dict[str, _Kin] = {}
     defaults = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
@@ -135,7 +136,7 @@ def _kin(graph: GraphProto) -> dict[str, _Kin]:
 
 
 def _read(node: NodeProto, found: dict[str, _Kin]) -> None:
-    """What a node does with strings that it reads."""
+    """Notes what a node does with strings that it reads."""
     for name in functions.captured(node):
         if name in found:
             found[name].eldest().spoilt = True
@@ -157,7 +158,7 @@ def _read(node: NodeProto, found: dict[str, _Kin]) -> None:
 
 
 def _places(node: NodeProto) -> tuple[int, ...] | None:
-    """Which inputs of a node that moves or compares are the strings."""
+    """The inputs that are the strings, of a node that moves or compares."""
     domain = domain_of(node)
     if domain == DOMAIN and node.op_type == "ArrayFeatureExtractor":
         return (0,)
@@ -214,7 +215,7 @@ def _list(attrs: dict[str, Any], what: str) -> Texts | None:
 
 
 def _default(attrs: dict[str, Any], values: npt.NDArray[Any]) -> Any:
-    """What LabelEncoder makes of everything else."""
+    """LabelEncoder's value for all other strings."""
     tensor = attrs.get("default_tensor")
     if tensor is not None and tensor.data_type != TensorProto.UNDEFINED and len(given := numpy_helper.to_array(tensor).reshape(-1)):
         return given[0].decode() if isinstance(given[0], bytes) else given[0]
@@ -302,7 +303,7 @@ class _Writer:
         return self._written[name]
 
     def _taken(self, node: NodeProto, table: npt.NDArray[Any], of: str = "", to: str = "") -> NodeProto:
-        """What gives the table's entries at the places that the node reads."""
+        """The node that gives the table's entries at the places that the node reads."""
         to, name = to or node.output[0], node.name
         if len(table) == len(self._lists[node.input[0]].words) or of:
             name = f"{name or node.output[0]}, {node.op_type} with zeros=0"  # it fails where a string is of no category
@@ -335,7 +336,7 @@ class _Writer:
         place[known] = np.arange(count)
         if (rows + 1) * count <= MOST_CELLS and (not strict or (place[:rows] < count).all()):
             hot = (place[:, None] == np.arange(count)).astype(np.float32)
-            yield self._taken(node, hot[:rows] if strict else hot)  # the place behind the last is no place then
+            yield self._taken(node, hot[:rows] if strict else hot)  # the place behind the last is invalid then
             return
         places, which, same = (self._new(f"{node.output[0]}.{part}") for part in ("places", "which", "same"))
         yield self._taken(node, place[:, None], to=places)

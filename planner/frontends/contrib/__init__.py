@@ -1,7 +1,7 @@
-"""Operators of onnxruntime's own (com.microsoft), as its optimizer and quantisation tools and the builders of published language models
-write them, said in ONNX's operators: one rule each, written with `body.py`, in the file of its family: `products.py`, `norms.py`,
-`attention.py`, `grouped.py` and `cache.py`, `quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `experts.py`, `spellings.py`.
-`absent.py` lists those without a rule, and why they have none.
+"""Operators of onnxruntime's own (com.microsoft), said in ONNX's operators. Its optimizer and quantisation tools and the builders of
+published language models write them. Each has one rule, written with `body.py`, in the file of its family. The files are `products.py`,
+`norms.py`, `attention.py`, `grouped.py`, `cache.py`, `quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `experts.py` and
+`spellings.py`. `absent.py` lists those without a rule, and why they have none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aspen_mp.planner.ir.graph import Tensor
 
 DOMAIN: Final = "com.microsoft"
 OPSET: Final = 27
-"""Of what `plain` gives."""
+"""The opset of the result of `plain`."""
 
 MISPLACED: Final = frozenset({"SimplifiedLayerNormalization", "LayerNormalization"})
 """Operators that onnxruntime writes into ONNX's own domain, also for opsets that do not have them."""
@@ -40,7 +40,7 @@ _UNKNOWN: Final[dict[str, set[str]]] = {
 _REFUSED: Final[dict[str, dict[int, str]]] = {
     op: what for family in (attention, grouped, blocks, spellings) for op, what in family.REFUSED.items()
 }
-"""Inputs that do, and what they are."""
+"""Inputs that do, and their meaning."""
 _NEEDS: Final = {**grouped.NEEDS, **spellings.NEEDS}
 NAMES: Final = frozenset(_RULES)
 """Operators that have a rule."""

@@ -15,7 +15,7 @@ _BUILT: Final = "has no implementation here: build or export the model with ONNX
 _INTERNAL: Final = "is meant for onnxruntime's internal use: load the model as it was before, with MaxPool"
 _BOXES: Final = "has no implementation here: use RoiAlign, or compute it outside the model"
 _TRAINING: Final = "belongs to training: export the model for inference"
-_NO_CPU: Final = "onnxruntime itself has no implementation of for CPUs: load the model as it was before it was optimized for another device"
+_NO_CPU: Final = "is not implemented for CPUs, even in onnxruntime: load the model as it was before it was optimized for another device"
 _ELSEWHERE: Final = "has no implementation here: compute it outside the model"
 
 _REASONS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,8 +53,8 @@ NO_CPU: Final = frozenset(_REASONS[_NO_CPU])
 
 
 def why_absent(op: str) -> str:
-    """What to say of a node of the domain that has no rule, behind its name."""
+    """The end of a message about a node of the domain that has no rule, behind its name."""
     reason = ABSENT.get(op)
     if reason is None:
-        return "is no operator of onnxruntime's that is known here: load the model as it was before another tool wrote it"
+        return "is not a known onnxruntime operator: load the model as it was before another tool wrote it"
     return f"is an operator of onnxruntime's own that {reason}"

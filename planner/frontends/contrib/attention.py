@@ -33,7 +33,7 @@ def scaled(b: Body) -> dict[str, Any]:
 
 
 def _mask(b: Body, k: int, tokens: int, keys: str, total: int, bias: str) -> str:
-    """Input k and what is added to the scores (`bias`) as one mask of floats, for so many tokens; `keys` computes how many keys there are,
+    """Input k and the addend of the scores (`bias`) as one mask of floats, for a number of tokens. `keys` computes the number of keys,
     `total`."""
     mask = b.optional(k)
     if mask is None:
@@ -53,7 +53,7 @@ def _mask(b: Body, k: int, tokens: int, keys: str, total: int, bias: str) -> str
 
 
 def _float(b: Body) -> np.dtype[Any]:
-    """Of what scores are made of: input 0 may be quantised."""
+    """The type of the scores: input 0 may be quantised."""
     dtype = b.tensor(0).dtype
     return dtype if dtype.kind not in "iu" else np.dtype(np.float32)
 
@@ -81,7 +81,7 @@ def _attention(b: Body) -> list[str]:
 
 
 def attended(b: Body, projected: str, width: int, *, mask: int, past: int, bias: int) -> list[str]:
-    """Attention among projected queries, keys and values, side by side in `width` columns, and the keys and values that input `past` holds:
+    """Attention among projected queries, keys and values, side by side in `width` columns, and the keys and values of input `past`:
     (result, keys and values)."""
     count = b.get("num_heads", 1)
     sizes = [int(n) for n in b.get("qkv_hidden_sizes", None) or [width // 3] * 3]
@@ -131,7 +131,7 @@ def _multi_head(b: Body) -> list[str]:
 
 
 def _unpacked(b: Body, x: str, count: int) -> list[str]:
-    """[batch, tokens, heads, count, d] → so many of [batch, tokens, heads · d]."""
+    """[batch, tokens, heads, count, d] → `count` of [batch, tokens, heads · d]."""
     parts = (b.emit("Gather", x, b.constant(np.int64(n)), axis=3) for n in range(count))
     return [b.emit("Reshape", part, b.ints(0, 0, -1)) for part in parts]
 

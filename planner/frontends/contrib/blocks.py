@@ -1,8 +1,8 @@
 """Weights of few bits, with a scale for each block of a column: MatMulNBits, MatMulBnb4 and GatherBlockQuantized.
 
-Factors become constants as ONNX stores them, 4-bit integers where they have four bits, which DequantizeLinear makes real by blocks: what
-reads them may multiply what is stored, else they become f32 once. Tables are read as bytes, and only the rows that were asked for become
-real.
+Factors become constants as ONNX stores them, 4-bit integers where they have four bits, which DequantizeLinear makes real by blocks. A
+reader may multiply the stored form; else the factors become f32 once. Tables are read as bytes, and only the rows that were asked for
+become real.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def packed_numbers(stored: Array, bits: int) -> Array:
 
 
 def _real(stored: Array, scales: Array, zeros: Array, bits: int, size: int, depth: int, width: int) -> Array:
-    """(value - zero) * scale, for zero points that are no whole numbers."""
+    """(value - zero) * scale, for zero points that are not whole numbers."""
     values = packed_numbers(stored.reshape(width, -1), bits).reshape(width, -1, size).astype(np.float32)
     scales, zeros = (t.reshape(width, -1, 1).astype(np.float32) for t in (scales, zeros))
     return ((values - zeros) * scales).reshape(width, -1)[:, :depth].T
@@ -132,7 +132,7 @@ def _dequantised(b: Body, values: str, scale: str, zeros: str, shape: Sequence[i
 
 
 def _as_bytes(b: Body, k: int, bits: int, last: int) -> str:
-    """Input k, one number in a byte, so many along the last axis."""
+    """Input k, one number in a byte, `last` along the last axis."""
     tensor = b.tensor(k)
     if tensor.dtype == np.uint8 and bits == 8:
         return b.name(k)
@@ -155,8 +155,8 @@ _CODES: Final = {
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ),
 }
-"""What a code stands for, times the largest of its block: FP4 (a sign, two bits of exponent, one of mantissa), NF4 (quantiles of a normal
-distribution)."""
+"""The value of each code, times the largest of its block. FP4 has a sign, two bits of exponent and one of mantissa; NF4 has quantiles of a
+normal distribution."""
 
 
 def _coded_matmul(b: Body) -> list[str]:

@@ -1,4 +1,4 @@
-"""What rules for onnxruntime's operators are written with: they take down the nodes of ONNX's that a node stands for."""
+"""The builder that rules for onnxruntime's operators are written with: it records the ONNX nodes that a node stands for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Body:
     # ------------------------------------------------------------------------------------------------ inputs, attributes
 
     def name(self, k: int) -> str:
-        """Of input k, empty where it is missing."""
+        """The name of input k, empty where it is missing."""
         return self.node.input[k] if k < len(self.node.input) else ""
 
     def optional(self, k: int) -> Tensor | None:
@@ -58,7 +58,7 @@ class Body:
         return found
 
     def shape(self, k: int, rank: int) -> Shape:
-        """Of input k, which has so many axes."""
+        """The shape of input k, which must have `rank` axes."""
         shape = self.tensor(k).shape
         if len(shape) != rank:
             raise self.invalid(f"has an input {self.name(k)!r} of shape {list(shape)}, not of {rank} axes")
@@ -104,7 +104,7 @@ class Body:
         return self.constant(np.array(values, np.int64))
 
     def number(self, value: float, k: int = 0) -> str:
-        """Of the type of input k."""
+        """A constant of the type of input k."""
         return self.constant(np.asarray(value).astype(self.tensor(k).dtype))
 
     def derived(self, what: str, sources: Sequence[int], shape: Shape, dtype: npt.DTypeLike, make: Callable[..., Array]) -> str:
@@ -138,7 +138,7 @@ class Body:
         return self.emit("Cast", x, to=tensors.elem_type(np.dtype(dtype)))
 
     def length(self, x: str, axis: int) -> str:
-        """How long an axis is, as the model computes it: what follows may differ from length to length."""
+        """The length of an axis, as the model computes it: its results may differ from length to length."""
         return self.once("Squeeze", self.once("Shape", x, start=axis, end=axis + 1), self.ints(0))
 
     def counted(self, start: str, stop: str) -> str:
@@ -160,7 +160,7 @@ Rule = Callable[[Body], list[str]]
 
 
 def given(*names: str) -> list[str]:
-    """Without those missing at the end."""
+    """The names without those missing at the end."""
     return list(names[: max((k for k, name in enumerate(names) if name), default=-1) + 1])
 
 

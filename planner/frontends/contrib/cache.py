@@ -15,7 +15,7 @@ from aspen_mp.planner.frontends.contrib.body import Body
 
 _SCALES: Final = {"k": 12, "v": 13}
 _MIDDLE: Final = 8
-"""What is added to a number of four bits, so that it has no sign."""
+"""The number that is added to a number of four bits, so that it has no sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Held:
 
 
 def held(b: Body, what: str, count: int) -> Held | None:
-    """Of the keys ("k") or values ("v"); None where they are real."""
+    """How the keys ("k") or values ("v") are held; None where they are real."""
     kind = b.get(f"{what}_quant_type", b"NONE").decode()
     if kind == "NONE":
         return None
@@ -57,7 +57,7 @@ def real(b: Body, h: Held, x: str) -> str:
 
 
 def opened(b: Body, h: Held, past: str) -> str:
-    """What a cache stores as bytes; the first of two numbers of four bits is in the lower ones."""
+    """The content of a cache as bytes; the first of two numbers of four bits is in the lower ones."""
     if h.bits == 8 or not past:
         return past
     whole = b.cast(past, np.int32)

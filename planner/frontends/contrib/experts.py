@@ -1,7 +1,7 @@
 """MoE and QMoE: each token goes through the few experts that its router scores highest, and gets the sum of their results.
 
-All experts' weights are one factor, so that two products compute every expert for every token, and the second adds up the experts; what a
-token's other experts make is multiplied by 0. That is more work than needed, by kernels that need no sorting of tokens.
+All experts' weights are one factor. So two products compute every expert for every token, and the second adds up the experts. The results
+of a token's other experts are multiplied by 0. That is more work than needed, by kernels that need no sorting of tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _experts(b: Body) -> list[str]:
 
 
 def _mixed(b: Body, first: _Layer, second: _Layer, third: _Layer | None, chances: str) -> list[str]:
-    """`chances`: what a token's experts count by, where that is not what they are chosen by."""
+    """`chances`: the weights of a token's experts, where those are not the scores that choose them."""
     kind, fusion = b.get("activation_type", b"relu").decode(), b.get("swiglu_fusion", 0)
     if kind not in _FUNCTIONS | {"swiglu"} or (kind != "swiglu" and fusion):
         raise b.unknown(f"has the activation {kind!r} with swiglu_fusion = {fusion}")
@@ -64,7 +64,7 @@ def _mixed(b: Body, first: _Layer, second: _Layer, third: _Layer | None, chances
 
 
 def _chances(b: Body, count: int, others: str) -> str:
-    """What each expert counts for a token, [tokens, experts]: 0 but for those of the highest scores. What these count is in `others`, where
+    """The weight of each expert for a token, [tokens, experts]: 0 but for those of the highest scores. Their weights are in `others`, where
     that is given. QMoE always makes shares of one of the router's own scores, as onnxruntime does."""
     most = min(max(int(b.get("k", 1)), 1), count)
     normalized = b.get("normalize_routing_weights", 0) or (b.node.op_type == "QMoE" and not others)
@@ -81,7 +81,7 @@ def _chances(b: Body, count: int, others: str) -> str:
 
 
 def _product(b: Body, tokens: str, layer: _Layer, parts: int, fusion: int) -> list[str]:
-    """The tokens times all experts' weights, as so many parts [tokens, experts · inner]. Rows of the parts lie in turn (`fusion` 1), or one
+    """The tokens times all experts' weights, as `parts` parts [tokens, experts · inner]. Rows of the parts lie in turn (`fusion` 1), or one
     part behind the other."""
     count, inner = layer.count, layer.rows // parts
     split, perm = ((inner, parts), (2, 0, 1)) if fusion == 1 else ((parts, inner), (1, 0, 2))
@@ -124,7 +124,7 @@ def _function(b: Body, kind: str, x: str) -> str:
 
 
 def _quantised_experts(b: Body) -> list[str]:
-    """(x, router, then weights, scales and biases of up to three products, their zero points, what experts count by)."""
+    """(x, router, then weights, scales and biases of up to three products, their zero points, experts' weights)."""
     if b.get("weights_prepacked", 0) == 1:
         raise b.unknown("has weights in the layout of another device")
     if b.get("quant_type", b"int") != b"int":
@@ -136,7 +136,7 @@ def _quantised_experts(b: Body) -> list[str]:
 
 
 def _dequantised(b: Body, number: int, at: int) -> _Layer:
-    """The weights that are input `at`, with what goes with them. They become real: [experts, rows, width]."""
+    """The weights that are input `at`, with their scales and zero points. They become real: [experts, rows, width]."""
     bits = int(b.get(f"fc{number + 1}_expert_weight_bits", 0) or b.get("expert_weight_bits", 4))
     if bits not in {2, 4, 8}:
         raise b.unknown(f"has weights of {bits} bits")

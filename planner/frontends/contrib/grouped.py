@@ -1,9 +1,9 @@
 """GroupQueryAttention: causal attention with a cache of keys and values, turned by their places on the way, of heads that share keys.
 
 `total_sequence_length` is a number that shapes depend on, so it has to be known (`needs`); published models compute it from the shape of
-their mask. `seqlens_k` says how many keys each text has, less one. One text whose cache grows has as many as the longest, so that its new
-keys stand behind the old ones: its lengths are known, and nothing is masked but what is_causal hides. Of several texts, and of one whose
-cache has room for more, each one's new keys stand behind its own old ones, wherever `total_sequence_length` says that the longest ends.
+their mask. `seqlens_k` says how many keys each text has, less one. One text whose cache grows has as many keys as the longest, so that its
+new keys stand behind the old ones. Its lengths are known, and only is_causal hides any. With several texts, or one whose cache has room for
+more, each one's new keys stand behind its own old ones. `total_sequence_length` says where the longest ends.
 
 A quantised cache (`cache.py`) holds bytes, or two numbers of four bits in each: new keys and values are rounded like those in it.
 """
@@ -23,14 +23,14 @@ QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COS, SIN, PLACES, BIAS,
 REFUSED: Final = {"GroupQueryAttention": {16: "padded queries"}}
 _HIDDEN: Final = -1e30
 _HIDDEN_OF_HALVES: Final = -3e4
-"""What is added to the score of a key that a query does not see."""
+"""The addend of a score of a key that a query does not see."""
 NEEDS: Final = {"GroupQueryAttention": (TOTAL,)}
 """Inputs whose values have to be known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lengths:
-    """`batch` texts of `rows` new tokens each, behind `old` ones of `room` that the cache has place for; `window`: how many keys a token
+    """`batch` texts of `rows` new tokens each, behind `old` ones of `room` that the cache has place for. `window`: how many keys a token
     sees, 0: all. `ragged`: each text has its own number of old ones."""
 
     batch: int
@@ -78,7 +78,7 @@ def _group_query(b: Body) -> list[str]:
     reals = [x if h is None else cache.real(b, h, x) for h, x in zip(held, wholes, strict=True)]
     several = n.ragged and n.rows > 1
     mask = _mask(b, n, sinks, _visible(b, n, bool(causal)) if several else b.name(BIAS))
-    if n.ragged or n.rows == 1:  # what hides keys is a text's length, or the mask, or nothing
+    if n.ragged or n.rows == 1:  # keys are hidden by a text's length, or the mask, or nothing
         keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in reals]
         inputs = [*keys, mask, "", "", _own(b, 1 + sinks) if n.ragged and not several else ""]
         options |= {} if several else _window(n)
@@ -137,7 +137,7 @@ def _turned(b: Body, x: str, count: int, n: _Lengths) -> str:
 
 
 def _places(b: Body, n: _Lengths) -> str:
-    """Of the new tokens, [batch, tokens]. They count on from a length that the model computes: one plan may serve many."""
+    """The places of the new tokens, [batch, tokens]. They count on from a length that the model computes: one plan may serve many."""
     if b.name(PLACES) and n.old:
         return b.name(PLACES)
     if n.ragged:
@@ -161,12 +161,12 @@ def _rows(b: Body) -> str:
 
 
 def _start(b: Body, n: _Lengths) -> str:
-    """Of the new tokens."""
+    """The place of the first new token."""
     return b.once("Sub", _end(b), b.constant(np.int64(n.rows)))
 
 
 def _own(b: Body, more: int) -> str:
-    """Of each text, what its entry of `seqlens_k` and `more` make, [batch]."""
+    """The sum of each text's entry of `seqlens_k` and `more`, [batch]."""
     lengths = b.once("Reshape", b.once("Cast", b.name(LENGTHS), to=7), b.ints(-1))  # int64
     return b.once("Add", lengths, b.ints(more))
 
@@ -175,9 +175,9 @@ def _own(b: Body, more: int) -> str:
 
 
 def _whole(b: Body, n: _Lengths, past: str, new: str, count: int) -> str:
-    """The old keys (or values), [batch, heads, places, d], and the new ones, [batch, tokens, heads · d], where they belong. Of several
-    texts, each has its new one in all places behind its old ones: only the first of them counts, and the others are not what a cache
-    happens to hold."""
+    """The old keys (or values), [batch, heads, places, d], and the new ones, [batch, tokens, heads · d], where they belong. With several
+    texts, each has its new one in all places behind its old ones. Only the first of them counts; the others replace the cache's arbitrary
+    content."""
     if not n.old:
         return heads(b, new, count)
     if n.ragged and n.rows > 1:
@@ -191,7 +191,7 @@ def _whole(b: Body, n: _Lengths, past: str, new: str, count: int) -> str:
 
 
 def _among(b: Body, n: _Lengths, past: str, new: str, count: int) -> str:
-    """Of each text, its new keys (or values) behind as many old ones as it has; [batch, heads, total, d]."""
+    """The new keys (or values) of each text behind its own old ones; [batch, heads, total, d]."""
     place = _places_behind(b, n)
     inside = b.once("And", b.once("GreaterOrEqual", place, b.ints(0)), b.once("Less", place, b.ints(n.rows)))
     which = b.once("Clip", place, b.constant(np.int64(0)), b.constant(np.int64(n.rows - 1)))
@@ -215,7 +215,7 @@ def _cut(b: Body, x: str, start: int, stop: int, length: int) -> str:
 
 
 def _behind_sink(b: Body, x: str, sinks: bool) -> str:
-    """A key of zeros in front, whose score is 0 whatever the query is, and whose value adds nothing: what a sink takes, nobody gets."""
+    """A key of zeros in front, whose score is 0 whatever the query is, and whose value adds nothing. The share of a sink is lost."""
     return b.emit("Pad", x, b.ints(0, 0, 1, 0, 0, 0, 0, 0)) if sinks else x
 
 
@@ -223,13 +223,13 @@ def _behind_sink(b: Body, x: str, sinks: bool) -> str:
 
 
 def _window(n: _Lengths) -> dict[str, int]:
-    """For keys in which nothing is left out but the oldest."""
+    """The window's attribute for keys in which nothing is left out but the oldest."""
     return {"left_window_size": n.window - 1} if n.windowed else {}
 
 
 def _visible(b: Body, n: _Lengths, causal: bool) -> str:
-    """What is added to scores of several new tokens of each text: the model's own bias, and what hides the keys that a token does not
-    see; [batch, 1, tokens, total]."""
+    """The addend of scores of several new tokens of each text, [batch, 1, tokens, total]. It is the model's own bias, and the mask of keys
+    that a token does not see."""
     places = b.once("Unsqueeze", _places_behind(b, n), b.ints(1, 2))
     ends = b.once("Unsqueeze", _rows(b) if causal else b.ints(n.rows - 1), b.ints(0, 1, 3))
     seen = b.once("LessOrEqual", places, ends)
@@ -242,7 +242,7 @@ def _visible(b: Body, n: _Lengths, causal: bool) -> str:
 
 
 def _mask(b: Body, n: _Lengths, sinks: bool, bias: str) -> str:
-    """What is added to scores: `bias`, and what each head's sink scores, in a column in front."""
+    """The addend of scores: `bias`, and the score of each head's sink, in a column in front."""
     if bias and n.first:
         bias = b.cut(bias, 3, n.first, n.total)
     if not sinks:

@@ -55,7 +55,7 @@ def _gate(b: Body) -> list[str]:
 
 def _quantised_lstm(b: Body) -> list[str]:
     """(x, w, r, bias, lengths, hidden, cell, peepholes, scale and zero point of w, of r): weights [directions, terms, gates], by tensors or
-    by columns. They become real; what onnxruntime rounds besides, the input and the hidden state, stays as it is."""
+    by columns. They become real; the input and the hidden state, which onnxruntime rounds, too, stay as they are."""
     weights = []
     for k, scale in ((1, 8), (2, 10)):
         directions, _, gates = b.shape(k, 3)

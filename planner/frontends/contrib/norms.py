@@ -11,7 +11,7 @@ from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 
 def _norm(b: Body, x: str, scale: str, bias: str | None, eps: float) -> str:
-    """By root mean square alone where there is no `bias` (None); one that is missing is empty."""
+    """Normalises by root mean square alone where there is no `bias` (None); one that is missing is empty."""
     if bias is None:
         return b.emit("RMSNormalization", x, scale, axis=b.get("axis", -1), epsilon=eps)
     return b.emit("LayerNormalization", x, scale, bias, axis=b.get("axis", -1), epsilon=eps)
@@ -36,8 +36,8 @@ def _skip_simple_norm(b: Body) -> list[str]:
 
 
 def _embedded(b: Body, rows: Callable[[int, str], str], gain: str, bias: str, places: str) -> list[str]:
-    """The sum of what each token is, where it stands and which text it belongs to, normalised. `rows(k, indices)`: of the table that is
-    input k."""
+    """The normalised sum of three embeddings: of each token, of its place, and of its text. `rows(k, indices)`: of the table that is input
+    k."""
     ids = b.name(0)
     whole = b.emit("Add", rows(2, ids), rows(3, places or b.counted(b.constant(np.int64(0)), b.length(ids, 1))))
     if b.name(1):
@@ -55,7 +55,7 @@ def _embed_norm(b: Body) -> list[str]:
 
 
 def _quantised_embed_norm(b: Body) -> list[str]:
-    """(ids, texts, three tables, gain, bias, mask, then scales and zero points of what is quantised)."""
+    """(ids, texts, three tables, gain, bias, mask, then scales and zero points of the quantised ones)."""
 
     def real(k: int, x: str) -> str:
         return b.emit("DequantizeLinear", x, b.name(k + 6), b.name(k + 11))
@@ -71,7 +71,7 @@ def _group_norm(b: Body) -> list[str]:
 
 
 def _skip_group_norm(b: Body) -> list[str]:
-    """What is added may belong to a whole image."""
+    """The skipped input may belong to a whole image."""
     skip = b.name(3)
     if len(b.tensor(3).shape) == 2:
         skip = b.emit("Unsqueeze", skip, b.ints(1, 2) if b.get("channels_last", 1) else b.ints(2, 3))

@@ -1,4 +1,4 @@
-"""Products with what the optimizer puts behind them, and functions of one argument."""
+"""Products with the operators that the optimizer puts behind them, and functions of one argument."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 ACTIVATIONS: Final = {"Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
-"""What may follow a fused product → its attributes, in order."""
+"""Activations that may follow a fused product → their attributes, in order."""
 
 
 def _order(rank: int, batch: bool, swap: bool) -> list[int]:
-    """Where the axes of a factor come from: with `batch` the first one goes before the last (they are rows), with `swap` the last two are
+    """The source of each axis of a factor. With `batch` the first one goes before the last (they are rows); with `swap` the last two are
     exchanged afterwards."""
     order = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
     return [*order[:-2], order[-1], order[-2]] if swap else order
@@ -63,7 +63,7 @@ def _quick_gelu(b: Body) -> list[str]:
 
 
 def _split_gelu(b: Body) -> list[str]:
-    """One half of the columns, times what Gelu makes of the other."""
+    """One half of the columns, times Gelu of the other."""
     shape = b.tensor(0).shape
     left, gate = b.split(b.plus(b.name(0), b.name(1)), len(shape) - 1, [shape[-1] // 2] * 2)
     return [b.emit("Mul", left, b.emit("Gelu", gate))]

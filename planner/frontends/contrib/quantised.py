@@ -1,5 +1,5 @@
-"""Quantised operators. Those between two quantisations become ONNX's operator between DequantizeLinear and QuantizeLinear, which is what
-they are defined by; those that quantise while they run become products of integers."""
+"""Quantised operators. Those between two quantisations become ONNX's operator between DequantizeLinear and QuantizeLinear, which is their
+definition. Those that quantise while they run become products of integers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _dequantize(b: Body) -> list[str]:
 
 
 def _softmax(b: Body) -> list[str]:
-    """Of the opset in an attribute; before 13 all axes from `axis` on are one."""
+    """Softmax of the opset in an attribute; before 13 all axes from `axis` on are one."""
     shape = b.tensor(0).shape
     axis = b.get("axis", -1) % max(len(shape), 1)
     if b.get("opset", 13) >= 13 or axis == len(shape) - 1:

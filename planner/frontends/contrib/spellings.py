@@ -108,7 +108,7 @@ def _gated_norm(b: Body) -> list[str]:
 
 
 def _wide_product(b: Body) -> list[str]:
-    """Of integers of 16 bits, in 32."""
+    """A product of integers of 16 bits, in 32."""
     wide = np.uint32 if b.tensor(0).dtype == b.tensor(1).dtype == np.uint16 else np.int32
     return [b.emit("MatMul", b.cast(b.name(0), wide), b.cast(b.name(1), wide))]
 

@@ -1,15 +1,15 @@
 """Brings a model to the one form that the checks and everything behind them know, before it is checked.
 
 Files in the field spell the same model in many ways: nodes in another order, a domain by its long name, sparse constants. Each step is a
-file of its own and changes how the model is written, never what it computes. What has two meanings is refused as ModelInvalidError, which
+file of its own and changes how the model is written, never its results. A spelling with two meanings is refused as ModelInvalidError, which
 names the node or tensor and the rule.
 
 Afterwards these hold:
 - ONNX's own domain is called ""; each scope (the model, each function) imports every domain that it uses, once;
 - functions that nobody calls are gone, none calls itself, and no call gives more than its function takes;
 - no constant is sparse; initializers have names, each once, and the type that an input of that name declares;
-- inputs are what a caller may give, and `ir_version` is the newest, because nothing depends on it any more;
-- nodes stand behind what they read, in sub-graphs and functions too; every name is defined once, and every name that is read is defined.
+- inputs are those that a caller may give, and `ir_version` is the newest, because nothing depends on it any more;
+- nodes stand behind their inputs, in sub-graphs and functions too; every name is defined once, and every name that is read is defined.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Key = tuple[str, str, str]
 
 
 def keep_used(proto: ModelProto) -> None:
-    """Removes functions that nothing calls. ModelInvalidError where two of them have one name, a function calls itself, maybe through
-    others, or a call gives more values than its function takes or wants more than it has."""
+    """Removes functions that nothing calls. ModelInvalidError where two of them have one name, or a function calls itself, maybe through
+    others. It is raised, too, where a call has too many inputs or outputs."""
     functions: dict[Key, FunctionProto] = {}
     for function in proto.functions:
         key = function.domain, function.name, function.overload
@@ -35,7 +35,7 @@ def _name(key: Key) -> str:
 
 
 def _reached(proto: ModelProto, functions: dict[Key, FunctionProto]) -> set[Key]:
-    """What is called from the graph, directly or not."""
+    """The functions that the graph calls, directly or not."""
     path: list[Key] = []
     done: set[Key] = set()
     stack: list[Iterator[NodeProto]] = [all_nodes(proto.graph.node)]

@@ -1,4 +1,4 @@
-"""Constants: dense, named, each once, and what an input of the same name says."""
+"""Constants: dense, named, each once, and of the type that an input of the same name declares."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_ends_dense(proto: ModelProto) -> frozenset[str]:
 
 
 def _value(node: NodeProto, store: tensors.Store) -> None:
-    """Of a Constant node."""
+    """The value of a Constant node."""
     for attribute in node.attribute:
         if attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
             try:
@@ -218,7 +218,7 @@ def _same(one: TensorProto, other: TensorProto, store: tensors.Store) -> bool:
 def _agrees(name: str, tensor: TensorProto, declared: Any) -> None:
     if not declared.HasField("tensor_type"):
         if declared.WhichOneof("value") is not None:
-            raise ModelInvalidError(f"input {name!r} is no tensor, but its initializer is")
+            raise ModelInvalidError(f"input {name!r} is not a tensor, but its initializer is")
         return
     kind = declared.tensor_type
     if kind.elem_type not in {0, tensor.data_type}:

@@ -1,6 +1,6 @@
 """Domains and their versions: one name for ONNX's own domain, operators in the domain that defines them, imports of every domain in use.
 
-What the model leaves out follows onnxruntime: a domain that is known and not imported has the newest version that is known.
+Gaps that the model leaves follow onnxruntime: a domain that is known and not imported has the newest version that is known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _merge(imports: Any) -> None:
 
 
 def complete(proto: ModelProto) -> None:
-    """Puts onnxruntime's operators into its domain, and imports what is used: in a function as the model does."""
+    """Puts onnxruntime's operators into its domain, and imports the domains in use: in a function as the model does."""
     own = {function.domain for function in proto.functions}
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     for k, (nodes, imports) in enumerate(scopes(proto)):

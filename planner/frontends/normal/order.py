@@ -1,7 +1,7 @@
-"""Nodes behind what they read.
+"""Nodes behind their inputs.
 
-The order of a graph that is sorted already stays as it is; otherwise what a node reads comes right before the first node that reads it. A
-node reads its inputs and what its sub-graphs take from outside, so every graph is gone through once, the inner ones first.
+The order of a graph that is sorted already stays as it is. Otherwise the inputs of a node come right before the first node that reads them.
+A node reads its inputs and the outer values of its sub-graphs, so every graph is gone through once, the inner ones first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Reads = dict[str, NodeProto]
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What messages call a graph, and the names that it defines besides its nodes' outputs: with what each is."""
+    """A graph's name in messages, and the names that it defines besides its nodes' outputs, each with its kind."""
 
     what: str
     given: dict[str, str]
 
 
 def sort(proto: ModelProto) -> None:
-    """Sorts the model's graph, its sub-graphs and functions. ModelInvalidError for a cycle, a name that is defined twice or not at all, and
-    inputs and outputs that lack a name, inputs that lack a type."""
+    """Sorts the model's graph, its sub-graphs and functions. ModelInvalidError for a cycle, a name that is defined twice or not at all,
+    inputs and outputs without a name, and inputs without a type."""
     graph = proto.graph
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for k, value in enumerate(values):
@@ -56,7 +56,7 @@ def _undefined(free: Reads, what: str) -> ModelInvalidError:
 
 
 def _graph(graph: GraphProto, what: str) -> Reads:
-    """Sorts a graph; returns what it reads from outside."""
+    """Sorts a graph; returns the outer names that it reads."""
     given: dict[str, str] = {}
     for value in graph.input:
         if value.name in given and value.name:
@@ -76,7 +76,7 @@ def _outputs(names: Iterable[str], defined: Collection[str], what: str) -> None:
 
 
 def _nodes(nodes: Any, scope: _Scope) -> tuple[Reads, Collection[str]]:
-    """Sorts a list of nodes, returns what they read that it does not define, and the names that are defined then."""
+    """Sorts a list of nodes, returns the undefined names that they read, and the names that are defined then."""
     read = list(map(_reads, nodes))
     known = _known(nodes, read, scope)
     if known is not None:
@@ -110,7 +110,8 @@ def _nodes(nodes: Any, scope: _Scope) -> tuple[Reads, Collection[str]]:
 
 
 def _known(nodes: Any, read: Sequence[Collection[str]], scope: _Scope) -> set[str] | None:
-    """The names that are defined, where all that a node reads is there before it and no name is there twice: mostly so, and soon seen."""
+    """The names that are defined. None where a node reads a name before its definition, or a name is defined twice; most graphs have
+    neither."""
     known = set(scope.given)
     for node, names in zip(nodes, read, strict=True):
         given = list(node.output)

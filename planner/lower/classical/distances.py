@@ -1,5 +1,5 @@
-"""Distances between all rows of two tables, as skl2onnx writes them for nearest neighbours and Gaussian processes: a Scan over the rows of
-one, whose body takes a row from all rows of the other and sums squares or absolute values."""
+"""Distances between all rows of two tables, as skl2onnx writes them for nearest neighbours and Gaussian processes. There they are a Scan
+over the rows of one. Its body subtracts a row from all rows of the other and sums squares or absolute values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _scan(b: Builder, node: Node) -> list[Tensor]:
 
 
 def _term(body: GraphProto) -> str | None:
-    """Which distances a body computes: (table, row) → (the table, distances of its rows from that one)."""
+    """The distances that a body computes: (table, row) → (the table, distances of its rows from that one)."""
     made = {name: node for node in body.node for name in node.output}
     constants = {t.name: t for t in body.initializer}
 

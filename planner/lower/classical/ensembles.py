@@ -1,7 +1,7 @@
-"""Tree ensembles of ai.onnx.ml: TREES gives the scores, LABELS and SCORES what a classifier makes of them.
+"""Tree ensembles of ai.onnx.ml: TREES gives the scores. LABELS and SCORES turn them into a classifier's results.
 
-onnxruntime's rules are followed where ONNX leaves them open: two classes of which only the first has weights have one score, and whether
-all weights are positive decides how it is read (`_two_classes`).
+onnxruntime's rules are followed where ONNX leaves them open. Two classes of which only the first has weights have one score. Whether all
+weights are positive decides how it is read (`_two_classes`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def text(node: Node, name: str, default: str) -> str:
 
 
 def scores(b: Builder, s: Tensor, transform: str, second: str = "") -> Tensor:
-    """What is written of the scores [N, C], f32. `second`: how two are made of one, "1 - s" or "-s"."""
+    """Transforms the scores [N, C] for the output, f32. `second`: how two are made of one, "1 - s" or "-s"."""
     if transform not in TRANSFORMS:
         raise NoKernel(f"no kernel has the transform {transform}")
     if second and transform == "LOGISTIC":
@@ -161,8 +161,8 @@ def _ensemble(b: Builder, node: Node) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the scores of classes are read. `base`: what they begin with; `second`: see `scores`; `column`, `threshold`: the second of
-    `table` where that score is above; without a column, that of the greatest score."""
+    """How the scores of classes are read. `base`: the scores before any tree. `second`: see `scores`. `column`, `threshold`: the second of
+    `table` where that score is above. Without a column, the label of the greatest score."""
 
     base: npt.NDArray[Any] | None
     table: npt.NDArray[np.int64]

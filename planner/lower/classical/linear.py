@@ -1,4 +1,4 @@
-"""Linear models, support vector machines and what prepares their features (ai.onnx.ml): by products, element-wise kernels and those of
+"""Linear models, support vector machines and the preparation of their features (ai.onnx.ml): by products, element-wise kernels and those of
 `svm.c`.
 
 Everything but Imputer and Binarizer is computed in f32 and gives f32, whatever numbers come in, as ONNX has it.
@@ -20,7 +20,7 @@ from aspen_mp.planner.ops.params import NO_ACT, Act
 from aspen_mp.shm.errors import ModelInvalidError
 
 _SVM_PARAMS = 3
-"""Of a kernel: gamma, coef0, degree."""
+"""Parameters of a kernel: gamma, coef0, degree."""
 
 
 def _floats(node: Node, name: str) -> npt.NDArray[Any]:
@@ -77,7 +77,7 @@ def _linear_classifier(b: Builder, node: Node) -> list[Tensor]:
 
 
 def _kernel(b: Builder, node: Node, x: Tensor, vectors: npt.NDArray[Any], c: float = 0.0, kind: str = "") -> Tensor:
-    """The kernel function of rows and vectors [N, V]. `c`: what is added to the product of a linear one."""
+    """The kernel function of rows and vectors [N, V]. `c`: the addend of the product of a linear one."""
     params = _floats(node, "kernel_params")
     gamma, coef0, degree = (float(v) for v in (params if len(params) == _SVM_PARAMS else np.zeros(_SVM_PARAMS)))
     kind = kind or text(node, "kernel_type", "LINEAR")

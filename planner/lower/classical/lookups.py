@@ -18,7 +18,7 @@ from aspen_mp.planner.lower.registry import rule
 MOST: Final = 1 << 16
 """Entries of a table by key; keys that lie further apart are looked up in Python."""
 MOST_CELLS: Final = 1 << 18
-"""Of a table with a row for each key."""
+"""Most cells of a table with a row for each key."""
 _KINDS: Final = ("strings", "int64s", "floats", "tensor")
 
 
@@ -57,7 +57,7 @@ def _default(node: Node, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _label_encoder(b: Builder, node: Node) -> Tensor:
     x, keys, values = data(node), _list(node, "keys"), _list(node, "values")
     if x.dtype != I64 or x.size == 0 or keys is None or values is None or keys.dtype != I64 or len(keys) != len(values) or not len(keys):
-        raise NoKernel(f"keys, values or {x.dtype} inputs are no whole numbers")
+        raise NoKernel(f"keys, values or {x.dtype} inputs are not whole numbers")
     return _taken(b, x, keys[::-1], values[::-1], _default(node, values.dtype))  # of equal keys the first one counts
 
 
@@ -65,12 +65,12 @@ def _label_encoder(b: Builder, node: Node) -> Tensor:
 def _one_hot(b: Builder, node: Node) -> Tensor:
     x, keys = data(node), np.array(node.attrs.get("cats_int64s") or [], np.int64)
     if x.dtype not in (*NUMBERS, I32) or x.size == 0 or not len(keys) or node.attrs.get("cats_strings"):
-        raise NoKernel(f"categories or {x.dtype} inputs are no whole numbers")
+        raise NoKernel(f"categories or {x.dtype} inputs are not whole numbers")
     count, strict = len(keys), not node.attrs.get("zeros", 1)
     if count > MOST_CELLS or (strict and count * count > MOST_CELLS):
         raise NoKernel(f"no kernel takes {count} categories")
     x = b.cast(x, I64)
-    if strict:  # the place behind the last is no row
+    if strict:  # the place behind the last has no row
         place = _taken(b, x, keys, np.arange(count), np.array(count))
         return b.emit("GATHER", [of_model("rows", np.eye(count, dtype=np.float32)), place], (*x.shape, count), F32, axis=0)
     if (int(keys.max()) - int(keys.min()) + 3) * count <= MOST_CELLS:

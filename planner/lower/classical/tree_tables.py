@@ -1,7 +1,7 @@
 """Ensembles of decision trees: from the attributes of ONNX's operators to the tables that the kernel TREES reads.
 
 All versions of ONNX's operators become one `Trees`. `pack` lays that out: the nodes of a tree lie together, level by level, and the two
-children of a node side by side, so that a step of a walk is ``child + (x <= value)``. Every other comparison is spelled as that one:
+children of a node side by side. So a step of a walk is ``child + (x <= value)``. Every other comparison is spelled as that one:
 
 - ``x < v`` is ``x <= w`` with w the number before v;
 - ``x > v``, ``x >= v`` and ``x != v`` are the opposites of others, with the children in the other order;
@@ -44,13 +44,13 @@ EQUAL, MISSING = 1 << NUMBERS["EQUAL_BIT"], 1 << NUMBERS["MISSING_BIT"]
 """Flags beside a node's feature (`workers/kernels/classical/ensemble.h`)."""
 MOST_FEATURES, MOST_NODES, MOST_STEPS = 1 << 29, 1 << 30, 1 << 20
 _SPREAD = 8
-"""Leaves may have weights for targets far apart; with gaps filled they take at most so many times the room."""
+"""Leaves may have weights for targets far apart; with gaps filled they take at most this multiple of the room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
     """Nodes of all trees. `yes`, `no`: where a node leads if its comparison holds or not, as places in these arrays; unused of a leaf.
-    `missing`: a NaN counts as if the comparison held. `roots`: one a tree. `leaf`, `target`, `weight`: what leaves give."""
+    `missing`: a NaN counts as if the comparison held. `roots`: one a tree. `leaf`, `target`, `weight`: the results of leaves."""
 
     feature: Ints
     value: Floats
@@ -67,7 +67,7 @@ class Trees:
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The operands of TREES. `nodes`: int32 [n, 4] or [n, 6]; `trees`: int32 [t, 4]; `weights`: [w] of leaves with several targets, if any.
-    `flags`: 0, no node has one; 1, no other than MISSING; 2, others; `most`: steps to the deepest leaf of all; `steps`: of all trees
+    `flags`: 0, no node has one; 1, no other than MISSING; 2, others. `most`: steps to the deepest leaf of all. `steps`: of all trees
     together, about as many as a row takes."""
 
     nodes: npt.NDArray[np.int32]
@@ -92,13 +92,13 @@ def _ints(attrs: dict[str, Any], name: str) -> Ints:
 
 
 def base_values(attrs: dict[str, Any]) -> Floats:
-    """What targets or classes begin with."""
+    """The initial values of targets or classes."""
     return _floats(attrs, "base_values")
 
 
 def from_nodes(attrs: dict[str, Any], weights: str) -> Trees:
     """The trees of TreeEnsembleRegressor and TreeEnsembleClassifier. `weights`: "target" or "class", as their attributes are named.
-    ModelInvalidError: these are no trees."""
+    ModelInvalidError: these are not trees."""
     tree_ids, node_ids = _ints(attrs, "nodes_treeids"), _ints(attrs, "nodes_nodeids")
     names = [m.decode() if isinstance(m, bytes) else str(m) for m in attrs.get("nodes_modes") or []]
     n = len(node_ids)
@@ -258,7 +258,7 @@ def pack(t: Trees, targets: int, aggregate: str, dtype: np.dtype[Any]) -> Packed
 
 
 def _turned(t: Trees) -> npt.NDArray[np.bool_]:
-    """Whose comparison is the opposite of the one that a node makes. Nothing is greater than a threshold that is no number."""
+    """The nodes whose comparison is the opposite of the one to make. Nothing is greater than a NaN threshold."""
     turned: npt.NDArray[np.bool_] = (t.mode == NEQ) | (np.isin(t.mode, (GT, GTE)) & ~np.isnan(t.value))
     return turned
 
@@ -272,8 +272,7 @@ def features(t: Trees) -> int:
 
 
 def _levels(t: Trees) -> tuple[Ints, Ints]:
-    """How many steps each node is from its root at most (-1: none leads there), and through which edge (2 * node + side) it is reached
-    first."""
+    """The most steps of each node from its root (-1: none leads there), and the edge (2 * node + side) that reaches it first."""
     n = len(t.mode)
     level, owner, waits = np.full(n, -1, np.int64), np.full(n, -1, np.int64), np.zeros(n, np.int64)
     seen = np.zeros(n, np.bool_)
@@ -308,9 +307,9 @@ def _levels(t: Trees) -> tuple[Ints, Ints]:
 @dataclass(frozen=True, slots=True)
 class _Slots:
     node: Ints
-    """Of each node; -1 where none leads there."""
+    """Slot of each node; -1 where none leads there."""
     pair: Ints
-    """Of the children of each inner node."""
+    """Slot of the children of each inner node."""
     tree: Ints
     shared: bool
     """Whether some slots only lead on."""
@@ -353,7 +352,7 @@ def _weights(
     if len(np.unique(leaf * targets + target)) != len(leaf):
         raise NoKernel("a leaf has several weights for a target")
     if aggregate in ("MIN", "MAX") and np.isnan(weight).any():
-        raise NoKernel("weights are no numbers")
+        raise NoKernel("some weights are NaN")
     tree = slots.tree[leaf]
     first, last = np.full(len(table), targets), np.full(len(table), -1)
     np.minimum.at(first, tree, target)

@@ -1,5 +1,5 @@
-"""Weights of products as pairs of bf16, which BGEMM and BCONV read (``workers/kernels/gemm/bf16.h``): half the bytes, and twice as many
-multiply-adds an instruction where the processor has one for them."""
+"""Weights of products as pairs of bf16, which BGEMM and BCONV read (``workers/kernels/gemm/bf16.h``). They take half the bytes. Processors
+with an instruction for pairs do twice as many multiply-adds in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ U32 = np.dtype(np.uint32)
 
 
 def packed_shape(depth: int, columns: int, taps: int = 1) -> Shape:
-    """Of the words of [taps, depth, columns]: each two successive terms of a column, behind the last of an odd number a zero."""
+    """The shape of the words of [taps, depth, columns]: each two successive terms of a column, behind the last of an odd number a zero."""
     return -(-columns // PANEL), taps * -(-depth // 2), PANEL
 
 

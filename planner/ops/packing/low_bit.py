@@ -1,9 +1,9 @@
 """Weights of 4, 8 or 16 bits, as models store them and as QNBITGEMM reads them (``workers/kernels/gemm/low_bit.h``).
 
-Of 4 or 8: (q - z) * s, with a scale and perhaps a zero point for each column and block of terms. Of 16: f16 or bf16.
+Those of 4 or 8 are (q - z) * s, with a scale and perhaps a zero point for each column and block of terms. Those of 16 are f16 or bf16.
 
-A product takes its weights as they are stored whatever the number of its rows: plans of a model for all lengths share one copy, and memory
-is halved. Few rows read half the bytes; for many a panel becomes floats once a tile, in Strassen's products, too."""
+A product takes its weights as they are stored whatever the number of its rows. So plans of a model for all lengths share one copy, and
+memory is halved. Few rows read half the bytes; for many a panel becomes floats once a tile, in Strassen's products, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: Final = {
     np.dtype(np.int8): (8, 128),
     np.dtype(np.uint8): (8, 0),
 }
-"""Bits of a weight, and what is added to make it a level from 0 on."""
+"""Bits of a weight, and the number that makes it a level from 0 on."""
 _HALVES: Final = {np.dtype(np.float16): 0, np.dtype(ml_dtypes.bfloat16): 1}
 """Types of 16 bits, as the kernel numbers them."""
 _SCALES: Final = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
@@ -31,8 +31,8 @@ PANEL: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a weight [K, N] is packed: ``bits`` a weight, ``block`` terms of a column that share a scale; whether there are zero points
-    (``zeros``), else that of all (``zero``). Of 16 bits there are neither scales nor zero points, and ``zero`` is 1 of bf16, else 0."""
+    """How a weight [K, N] is packed. ``bits``: of a weight. ``block``: terms of a column that share a scale. ``zeros``: whether each block
+    has a zero point; else all have ``zero``. Weights of 16 bits have neither scales nor zero points, and ``zero`` is 1 for bf16, else 0."""
 
     bits: int
     block: int
@@ -147,7 +147,7 @@ def _write_panel(
     scales: npt.NDArray[np.float32],
     points: npt.NDArray[np.uint8] | None,
 ) -> None:
-    """Whole blocks, then what is left of a last one."""
+    """Whole blocks, then the rest of a last one."""
     header, groups, n = PANEL * (5 if form.zeros else 4), -(-form.block // (32 // form.bits)), scales.shape[1]
     size = header + groups * 4 * PANEL
     full = depth // form.block

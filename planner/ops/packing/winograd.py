@@ -1,8 +1,8 @@
 """Winograd's minimal filtering: its geometry and its transformed weights.
 
 A block of outputs is computed from a patch of input by fewer products than it has terms, along each axis for itself. The transform of the
-weights belongs to the points of interpolation that ``workers/kernels/conv/winograd_lines.h`` has built into the transforms of input and
-output; all follow from the same construction (Toom-Cook with a point at infinity).
+weights belongs to points of interpolation. ``workers/kernels/conv/winograd_lines.h`` has these built into the transforms of input and
+output. All follow from the same construction (Toom-Cook with a point at infinity).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Axis:
         return self.block + 2 if self.stride == 2 else self.side
 
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        """A [side, block], G [side, kernel], B [side, side]: ``y = A' ((G w) * (B' d))`` is the correlation of d (side values) with w
+        """A [side, block], G [side, kernel], B [side, side]. ``y = A' ((G w) * (B' d))`` is the correlation of d (side values) with w
         (kernel values) at the axis' stride. Rows of G beyond `weights` repeat the last."""
         if self.kernel == 1:
             one = np.ones((1, 1))
@@ -93,7 +93,7 @@ def axes(kernel: Sequence[int], strides: Sequence[int], block: int) -> tuple[Axi
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Blocks of a WINO, by rows and columns. ``sides``: outputs, ``steps``: input from one block to the next, ``patch``: input of a block.
-    `products` of a block, of which so many `weights` differ; `transforms`: axes along which there is something to transform."""
+    `products`: of a block. `weights`: those with weights of their own. `transforms`: axes along which there is something to transform."""
 
     sides: tuple[int, int]
     steps: tuple[int, int]
@@ -135,8 +135,8 @@ def matrices(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def packed_shape(w: Shape, m: int, strides: Sequence[int] = (1, 1)) -> Shape:
-    """Of the transformed weights of [OC, C, KH, KW]: [ceil(OC / 32), weights of rows * weights of columns, C, 32]; of [OC, C, KD, KH, KW]
-    KD * C in place of C."""
+    """The shape of the transformed weights. For [OC, C, KH, KW] it is [ceil(OC / 32), weights of rows * weights of columns, C, 32]. For
+    [OC, C, KD, KH, KW] it has KD * C in place of C."""
     rows, columns = axes(w[-2:], strides, m)
     return -(-w[0] // PANEL), rows.weights * columns.weights, prod(w[2:-2]) * w[1], PANEL
 

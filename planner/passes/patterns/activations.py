@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from math import inf, pi, sqrt
 
 from aspen_mp.planner.ir.graph import Graph, Node
-from aspen_mp.planner.passes.patterns.match import AnyOf, Call, Match, Matcher, Number, Pattern, Product, Row, Table, Value, spares
+from aspen_mp.planner.passes.patterns.match import AnyOf, Call, Match, Matcher, Number, Operand, Pattern, Product, Row, Table, spares
 from aspen_mp.planner.passes.rewrite import Rewriter
 
-X = Value("x")
+X = Operand("x")
 
 
 def function(opcode: str, argument: Pattern, *given: Number) -> Call:

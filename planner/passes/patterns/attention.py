@@ -1,8 +1,8 @@
 """Attention: softmax of masked, scaled products, times values, becomes one ATTENTION node.
 
-The pattern is read from the last product upwards: what may stand between it and the first is in the tables below, one row a spelling.
-Views (heads split off, merged with the batch, or transposed) may stand anywhere between. Nothing between the two products may have another
-reader.
+The pattern is read from the last product upwards. The tables below list the nodes that may stand between it and the first, one row a
+spelling. Views (heads split off, merged with the batch, or transposed) may stand anywhere between. Nothing between the two products may
+have another reader.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.ops.params import NO_ACT
-from aspen_mp.planner.passes.patterns.match import Call, Match, Number, Value, closed, matches
+from aspen_mp.planner.passes.patterns.match import Call, Match, Number, Operand, closed, matches
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
-S, MASK, KEEP = Value("scores"), Value("mask"), Value("keep")
+S, MASK, KEEP = Operand("scores"), Operand("mask"), Operand("keep")
 
 GUARDS = {
     "nan": Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (S,)), Number(0.0), S)),  # PyTorch: rows that are masked everywhere give zeros
 }
-"""What may follow the softmax: name of ATTENTION's guard → spelling."""
+"""Nodes that may follow the softmax: name of ATTENTION's guard → spelling."""
 
 MASKS = {
     "added": Call("BINARY", "ADD", (S, MASK), either=True),  # BERT, TensorFlow: 0 or a large negative number
@@ -34,7 +34,7 @@ MASKS = {
     "dropped": Call("TERNARY", "WHERE", (MASK, Number(name="fill"), S)),  # masked_fill
     "mixed": Call("BINARY", "SUB", (Call("BINARY", "MUL", (S, KEEP), either=True), MASK)),  # early GPT-2: s b - 10000 (1 - b)
 }
-"""What may come between the scores and the softmax, any number of times."""
+"""Nodes that may come between the scores and the softmax, any number of times."""
 
 CAPS = {
     "tanh": Call("BINARY", "MUL", (Call("UNARY", "TANH", (S,)), Number(name="cap")), either=True),
@@ -54,7 +54,7 @@ _MOST = 1 << 26  # bytes of a constant mask that are looked at
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """One of MASKS and what its names stand for; `lead`: leading axes of the scores there."""
+    """One of MASKS and the tensors of its names; `lead`: leading axes of the scores there."""
 
     spelling: str
     tensor: Tensor
@@ -65,7 +65,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What has been read so far. ``masks``: from the softmax upwards. ``swapped``: keys times queries, transposed afterwards."""
+    """The result of reading so far. ``masks``: from the softmax upwards. ``swapped``: keys times queries, transposed afterwards."""
 
     nodes: tuple[Node, ...]
     guard: str = "none"
@@ -172,7 +172,7 @@ def _swapped(rank: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Masking:
-    """What ATTENTION is told about masks."""
+    """ATTENTION's parameters about masks."""
 
     causal: bool = False
     offset: int = 0

@@ -1,6 +1,6 @@
 """Normalisations of images by groups of channels: GroupNormalization, InstanceNormalization and LayerNorm over whole images.
 
-As NORM such a layer is a tile for each image and group, over axes that lie side by side only where channels come before pixels. MOMENTS and
+As NORM such a layer is a tile for each image and group, over axes that lie side by side only where channels precede pixels. MOMENTS and
 STANDARDIZE take images as convolutions lay them out, and their tiles are pixels.
 """
 
@@ -20,9 +20,9 @@ from aspen_mp.planner.passes.patterns.norms import computed
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 BLOCK_BYTES = 64 << 10
-"""Of pixels that one tile of MOMENTS has, about, unless that would be more than `MOST_BLOCKS`."""
+"""Pixels of one tile of MOMENTS, about, in bytes, unless that would be more than `MOST_BLOCKS`."""
 MOST_BLOCKS = 64
-"""Of an image: every tile of STANDARDIZE puts them together."""
+"""Most blocks of an image: every tile of STANDARDIZE puts them together."""
 _OPS = frozenset({"InstanceNormalization", "GroupNormalization", "LayerNormalization"})
 _TOKENS = 3
 """The rank of a row of tokens, whose LayerNorm looks like an InstanceNormalization."""
@@ -81,7 +81,7 @@ def _replace(rewriter: Rewriter, node: Node, norm: Node) -> None:
 
 
 def _image(rewriter: Rewriter, x: Tensor, shape: Shape) -> Tensor | None:
-    """What a tensor is a reshape of, if that has this shape: in front of a conversion, too, which is then made anew."""
+    """The tensor of this shape that a tensor is a reshape of, if any. A conversion between them is made anew behind it."""
     while x.shape != shape:
         node = rewriter.made_by(x, "view.reshape", "CAST")
         source = node.inputs[0] if node is not None else None

@@ -1,13 +1,13 @@
-"""Patterns as data: what an expression over kernels looks like, and whether a tensor is computed by one.
+"""Patterns as data: the form of an expression over kernels, and whether a tensor is computed by one.
 
-    Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (Value("p"),)), Number(0.0), Value("p")))
-    Product((Call("UNARY", "SIGMOID", (Value("x"),)), Value("x")))
+    Call("TERNARY", "WHERE", (Call("UNARY", "ISNAN", (Operand("p"),)), Number(0.0), Operand("p")))
+    Product((Call("UNARY", "SIGMOID", (Operand("x"),)), Operand("x")))
 
 A name that occurs twice stands for the same tensor. Matching looks at kernels only; views between them are the caller's affair.
 
-Exporters multiply in every order and nesting, and divide where they could multiply. A `Product` is therefore the set of its factors: what
-is multiplied, what it is divided by, and one number for all constants. A factor that others read too is not taken apart, which keeps the
-argument of a function one factor even where it is a product itself.
+Exporters multiply in every order and nesting, and divide where they could multiply. A `Product` is therefore the set of its factors: those
+that are multiplied, those that it is divided by, and one number for all constants. A factor that others read, too, is not taken apart. So
+the argument of a function stays one factor even where it is a product itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Operand:
     """Any tensor."""
 
     name: str
@@ -43,8 +43,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant of one element: of this value, or any. `near`: give or take the rounding of a constant, where every float format rounds
-    the value: another number beside 1 or 0.5 is what somebody meant."""
+    """A constant of one element: of this value, or any. `near`: within the rounding of a constant, where every float format rounds the
+    value. Near 1 or 0.5, which are exact, another number is meant."""
 
     value: float | None = None
     name: str = ""
@@ -54,7 +54,7 @@ class Number:
 @dataclass(frozen=True, slots=True)
 class Call:
     """The result of a kernel: `op`, and `opcode` where it has one. `either`: the two inputs may stand in any order. `given`: the function's
-    own numbers a and b. `name`: what the node is found under in `Match.calls`; nodes of one name have the same attributes."""
+    own numbers a and b. `name`: the node's key in `Match.calls`; nodes of one name have the same attributes."""
 
     op: str
     opcode: str | None
@@ -89,13 +89,13 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the pattern matches, under a name: a `Value` of that name elsewhere stands for the same tensor."""
+    """A pattern under a name: an `Operand` of that name elsewhere stands for the same tensor."""
 
     name: str
     pattern: Pattern
 
 
-Pattern = Value | Number | Call | Product | AnyOf | Named
+Pattern = Operand | Number | Call | Product | AnyOf | Named
 Key = tuple[str, str | None]
 _PRODUCTS = frozenset({("BINARY", b) for b in ("MUL", "DIV", "POW")} | {("UNARY", u) for u in ("NEG", "RECIPROCAL", "SQUARE")})
 
@@ -117,7 +117,7 @@ def _possible(pattern: Pattern) -> frozenset[Key] | None:
 
 @dataclass(slots=True)
 class Match:
-    """What the names of a pattern stand for, and the nodes that it covers, the one that computes the matched tensor first."""
+    """The tensors of a pattern's names, and the nodes that it covers, the one that computes the matched tensor first."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Matcher:
             yield from self.more(tensor, pattern)
 
     def begin(self) -> None:
-        """Forgets what was known of the graph before."""
+        """Forgets the facts about the graph before."""
         self._taken_apart.clear()
 
     def more(self, tensor: Tensor, pattern: Pattern) -> Iterator[Match]:
@@ -165,7 +165,7 @@ class Matcher:
             return
         if isinstance(pattern, Call):
             yield from self._call(tensor, pattern, found)
-        elif isinstance(pattern, Value):
+        elif isinstance(pattern, Operand):
             known = found.tensors.get(pattern.name)
             if known is None:
                 yield Match({**found.tensors, pattern.name: tensor}, found.numbers, found.nodes, found.calls, found.rests)
@@ -185,7 +185,7 @@ class Matcher:
                 if ends is None or key in ends:
                     yield from self._match(tensor, one, found)
         else:
-            for m in self._match(tensor, Value(pattern.name), found):
+            for m in self._match(tensor, Operand(pattern.name), found):
                 yield from self._match(tensor, pattern.pattern, m)
 
     def _number(self, value: float, pattern: Number, found: Match) -> Match | None:
@@ -224,7 +224,7 @@ class Matcher:
             yield from self._all(node.inputs[::-1], pattern.inputs, start)
 
     def _maker(self, tensor: Tensor, between: list[Node]) -> Node | None:
-        """The node that computes the tensor, where rounding does not count; what only rounds is added to `between`."""
+        """The node that computes the tensor, where rounding does not count; nodes that only round are added to `between`."""
         node = self.rewriter.producer.get(tensor)
         while self.rounding and node is not None and _only_rounds(node):
             between.append(node)
@@ -239,7 +239,7 @@ class Matcher:
             yield from self._all(tensors[1:], patterns[1:], one)
 
     def widened(self, tensor: Tensor) -> Tensor:
-        """What the tensor equals exactly: the source of conversions to wider floats."""
+        """The narrowest tensor of exactly the same values: the source of conversions to wider floats."""
         node = self.rewriter.producer.get(tensor)
         while node is not None and node.op == "CAST" and _only_rounds(node) and _source(node).dtype.itemsize < tensor.dtype.itemsize:
             tensor = _source(node)
@@ -380,7 +380,7 @@ def matches(rewriter: Rewriter, tensor: Tensor | None, pattern: Pattern) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[_T]):
-    """A spelling and what it means. `where`: what must hold for its numbers."""
+    """A spelling and its meaning. `where`: a condition on its numbers."""
 
     pattern: Pattern
     meaning: _T
@@ -388,8 +388,8 @@ class Row(Generic[_T]):
 
 
 class Table(Generic[_T]):
-    """Rows by name. A node is compared only with the rows that may end in such a node, and only where the kernels that a row cannot do
-    without (the root of a norm, the error function of a GELU) stand before it with nothing but arithmetic between."""
+    """Rows by name. A node is compared only with the rows that may end in such a node. It must also have the kernels that a row cannot do
+    without before it, such as a norm's root or a GELU's error function. Only arithmetic may stand between."""
 
     def __init__(self, rows: Mapping[str, Row[_T]]) -> None:
         self.rows = dict(rows)
@@ -404,8 +404,8 @@ class Table(Generic[_T]):
                 self._by_key.setdefault(key, []).append((row, needed))
 
     def rewrite(self, matcher: Matcher, replace: Callable[[Node, _T, Match], bool]) -> None:
-        """Calls `replace` with every match at every node, in the order of the graph and of the table, until it returns True: that it has
-        rewritten the node. Then the node is looked at again; no row may lead back to where another started."""
+        """Calls `replace` with every match at every node, in the order of the graph and of the table, until it returns True. Then
+        the node is looked at again; no row may lead back to where another started."""
         rewriter = matcher.rewriter
         before: dict[Tensor, int] = {}
         for node in rewriter.live():
@@ -430,7 +430,7 @@ class Table(Generic[_T]):
 
     @staticmethod
     def _mark(node: Node, before: Mapping[Tensor, int]) -> int:
-        """What stands before the node, a bit for each kernel that some row needs."""
+        """The kernels before the node, a bit for each one that some row needs."""
         mark = 0
         if node.op in _ARITHMETIC:
             for tensor in node.inputs:
@@ -443,7 +443,7 @@ _ARITHMETIC = frozenset({"UNARY", "BINARY", "TERNARY", "REDUCE", "CAST", "view.e
 
 
 def _ends(pattern: Pattern) -> set[Key]:
-    """What may compute the last value of a pattern."""
+    """The kernels that may compute the last value of a pattern."""
     if isinstance(pattern, Call):
         return {(pattern.op, pattern.opcode)}
     if isinstance(pattern, AnyOf):

@@ -27,11 +27,11 @@ from aspen_mp.planner.passes.patterns.match import (
     Matcher,
     Named,
     Number,
+    Operand,
     Pattern,
     Product,
     Row,
     Table,
-    Value,
     spares,
 )
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant
@@ -39,7 +39,7 @@ from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant
 _F32 = np.dtype(np.float32)
 _ROUNDED = 2.0**-11
 """Relative error of a factor that an exporter has rounded to half precision."""
-X, CENTRED, FACTOR = Value("x"), Value("centred"), Number(name="factor")
+X, CENTRED, FACTOR = Operand("x"), Operand("centred"), Number(name="factor")
 
 
 def reduced(opcode: str, pattern: Pattern, name: str) -> Pattern:
@@ -90,12 +90,12 @@ INVERSE = Named(
     "inverse", AnyOf((Product((), (root(VARIANCE),), FACTOR, "scale"), Product((inverse_root(VARIANCE),), (), FACTOR, "scale")))
 )
 SCALED = Product((INVERSE, X))
-SCALED_MEAN = Product((Value("inverse"), MEAN))
+SCALED_MEAN = Product((Operand("inverse"), MEAN))
 OFFSET = AnyOf(
     (
-        Call("BINARY", "SUB", (Value("shift"), SCALED_MEAN)),
-        Call("BINARY", "ADD", (Product((Value("inverse"), MEAN), constant=Number(-1.0)), Value("shift")), either=True),
-        Product((Value("inverse"), MEAN), constant=Number(-1.0)),
+        Call("BINARY", "SUB", (Operand("shift"), SCALED_MEAN)),
+        Call("BINARY", "ADD", (Product((Operand("inverse"), MEAN), constant=Number(-1.0)), Operand("shift")), either=True),
+        Product((Operand("inverse"), MEAN), constant=Number(-1.0)),
     )
 )
 
@@ -165,7 +165,7 @@ def _broadcasts(shape: Shape, whole: Shape) -> bool:
 
 
 class _Builder:
-    """Writes NORM, and what stands around it, in front of a node or in its place."""
+    """Writes NORM, and the nodes around it, in front of a node or in its place."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
         self.rewriter = rewriter
@@ -238,7 +238,7 @@ class _Builder:
         return self.insert("view.reshape", [tensor], shape, tensor.dtype)
 
     def place(self, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str, chain: Sequence[_Step]) -> None:
-        """NORM and what follows it, in the node's place. The chain's last step comes first, as one reads from the node upwards."""
+        """NORM and the nodes behind it, in the node's place. The chain's last step comes first, as one reads from the node upwards."""
         x = inputs[0]
         assert x is not None
         if not chain:
@@ -365,7 +365,7 @@ def _refinement(first: Shape, second: Shape) -> Shape | None:
 
 
 def _axis_in(shape: Shape, before: int) -> int | None:
-    """The axis that has so many elements before it."""
+    """The axis that has `before` elements before it."""
     return next((k for k in range(len(shape)) if prod(shape[:k]) == before), None)
 
 

@@ -1,6 +1,6 @@
 """Rotary embedding as models write it: x · cos + concat(−x₂, x₁) · sin, x₁ and x₂ being the halves of x, becomes two kernels.
 
-As in `planner/lower/rotary.py`: with x seen as two halves, concat(−x₂, x₁) · sin is the halves in opposite order, which is a view, times
+As in `planner/lower/rotary.py`, x is seen as two halves. Then concat(−x₂, x₁) · sin is the halves in opposite order, which is a view, times
 sin with the sign changed in its first half. The sine of one table is changed once for all layers.
 """
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.params import NO_ACT
-from aspen_mp.planner.passes.patterns.match import Call, Match, Value, matches
+from aspen_mp.planner.passes.patterns.match import Call, Match, Operand, matches
 from aspen_mp.planner.passes.rewrite import Rewriter
 
-X, COS, SIN, FIRST, SECOND = Value("x"), Value("cos"), Value("sin"), Value("first"), Value("second")
+X, COS, SIN, FIRST, SECOND = Operand("x"), Operand("cos"), Operand("sin"), Operand("first"), Operand("second")
 SWAPPED = Call("concat", None, (Call("UNARY", "NEG", (SECOND,)), FIRST))
 SPELLINGS = {
     "halves": Call(

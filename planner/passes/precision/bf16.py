@@ -16,9 +16,9 @@ _WINDOW = ("kernel", "strides", "dilations", "pads")
 
 
 def use_bf16(graph: Graph) -> None:
-    """After all rewrites of GEMM and CONV, which need to know of no other kernels so; before Strassen's products, which gain less. What
-    multiplies no weights of the model, sums integers, has groups, planes or few channels stays as it is, and so do convolutions by
-    Winograd's algorithm."""
+    """Runs after all rewrites of GEMM and CONV, which need to know no other kernels so, and before Strassen's products, which gain less. A
+    node stays as it is if it multiplies no weights of the model, sums integers, or has groups, planes or few channels. So do convolutions
+    by Winograd's algorithm."""
     rewriter, made = Rewriter(graph), dict[tuple[Tensor, int], Tensor]()
     for node in rewriter.live():
         w = node.inputs[1] if node.op in _ROUNDED else None

@@ -1,11 +1,11 @@
-"""Half precision is how values are stored, not how they are computed: operators with kernels take and give f32, from where f16 and bf16
-come in to where they go out. Nothing is rounded in between, so results are nearer to what the model means than steps of half precision
-are, and every rewrite for f32 serves such models, too. onnxruntime does the same on a CPU.
+"""Half precision is how values are stored, not how they are computed. Operators with kernels take and give f32, from where f16 and bf16
+come in to where they go out. Nothing is rounded in between, so results are nearer to the model's meaning than steps of half precision.
+Every rewrite for f32 serves such models, too. onnxruntime does the same on a CPU.
 
 A value of half precision has up to two forms here. *Stored*: as the model has it; inputs, constants, results of operators without kernels
-and of Cast. *Wide*: in f32; results of kernels, and what a Cast was made from. What only moves elements takes stored ones as they are, so
-that tables and caches of keys and values are not widened as a whole. What depends on the rounding itself (a conversion to integers, one to
-f32 right behind one from f32) reads the stored form.
+and of Cast. *Wide*: in f32; results of kernels, and what a Cast was made from. Operators that only move elements take stored ones as they
+are. So tables and caches of keys and values are not widened as a whole. An operator that depends on the rounding itself (a conversion to
+integers, one to f32 right behind one from f32) reads the stored form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOVES: Final = frozenset({"Concat", "DepthToSpace", "Expand", "Flatten", "Gathe
 _AS_THEY_ARE: Final = frozenset({*_CASTS, "QuantizeLinear", "DequantizeLinear", "OPAQUE", "Scan"})
 """Their results depend on types, besides rounding."""
 _SMALL: Final = 1 << 16
-"""Constants of up to so many bytes are widened at once."""
+"""Constants of at most this many bytes are widened at once."""
 
 
 def compute_in_f32(graph: Graph, kernels: Collection[str]) -> None:

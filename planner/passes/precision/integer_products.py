@@ -1,5 +1,5 @@
-"""Sums of products of bytes become floating point in the kernel that makes them: QGEMM or QCONV, CAST and a factor, the scales of
-what was quantised, are one node. Every value is rounded as before."""
+"""Sums of products of bytes become floating point in the kernel that makes them. QGEMM or QCONV, CAST and a factor (the scales of the
+quantised values) become one node. Every value is rounded as before."""
 
 from __future__ import annotations
 

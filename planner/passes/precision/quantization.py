@@ -1,5 +1,5 @@
-"""QuantizeLinear and DequantizeLinear one behind the other, as tools write quantised networks, are a function of one argument: it rounds a
-value to one of 256 levels. As such it becomes the epilogue of what comes before. Where a product reads it, and weights are stored in bytes,
+"""QuantizeLinear and DequantizeLinear one behind the other, as tools write quantised networks, are a function of one argument. It rounds a
+value to one of 256 levels. As such it becomes the epilogue of the node before. Where a product reads it, and weights are stored in bytes,
 the bytes themselves are multiplied."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
 _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
-"""Of a sum that 32 bits hold, whatever the bytes and their zero points are."""
+"""Most terms of a sum that 32 bits hold, whatever the bytes and their zero points are."""
 _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Their results are among their first input's values."""
 
 
 def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
-    """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
-    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
+    """Rewrites products and convolutions of constants that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
+    scales' product as a factor behind them. Sums of integers are exact; only the sum is rounded, once, where each product was before.
     `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
     if not graph.has("DequantizeLinear"):
         return
@@ -41,8 +41,8 @@ def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OfBytes:
-    """The parts of a product of stored bytes. `zero`, `weight_zero`: zero points; `factor`: what a sum of products is worth, one for all
-    columns or one for each; `columns`: the axis of the output that counts them."""
+    """The parts of a product of stored bytes. `zero`, `weight_zero`: zero points. `factor`: the value of a sum's unit, one for all columns
+    or one for each. `columns`: the axis of the output that counts them."""
 
     x: Tensor
     zero: Tensor | None
@@ -54,7 +54,7 @@ class _OfBytes:
 
 
 def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
-    """The nodes that compute what a product does, of bytes; None where it is none of those."""
+    """The nodes that compute a product, of bytes; None where it is of another kind."""
     found = _product(node, producer)
     if found is None:
         return None
@@ -107,7 +107,7 @@ def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
 
 
 def _sums(node: Node, of: _OfBytes) -> list[Node]:
-    """A product of integers, its factor and its bias, which write what the node did."""
+    """A product of integers, its factor and its bias, which write the node's result."""
     made: list[Node] = []
 
     def emit(op: str, inputs: list[Tensor | None], dtype: type, attrs: dict[str, Any]) -> Tensor:
@@ -154,7 +154,7 @@ def round_to_levels(graph: Graph) -> None:
     for node in graph.nodes:
         if replaced:
             node.inputs = [None if t is None else replaced.get(t, t) for t in node.inputs]
-        there = bool(node.inputs) and node.inputs[0] in stored  # what a product reads anyway is less to read
+        there = bool(node.inputs) and node.inputs[0] in stored  # the product reads it anyway, so it is less to read
         levels = None if there else _levels(node, producer)
         if levels is not None:
             x, scale, lowest = levels
@@ -177,7 +177,7 @@ def _rounded(node: Node, producer: dict[Tensor, Node]) -> Reason:
 
 
 def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, float] | None:
-    """(x, scale, lowest level) if the node gives back what was quantised from x."""
+    """(x, scale, lowest level) if the node gives back a quantised x."""
     if node.op != "DequantizeLinear" or node.inputs[0] is None:
         return None
     back = producer.get(node.inputs[0])

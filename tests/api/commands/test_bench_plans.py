@@ -12,7 +12,7 @@ from test_cache import entries, wait_for
 import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench import clients, models, prediction, profile
-from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.figures.simulated import SimulatedNetwork
 from aspen_mp.bench.peers import engines
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.control.planning import local_rates
@@ -85,7 +85,7 @@ def test_rates_predict_and_change_no_plan(runs: Plan) -> None:
 
 def test_simulated(runs: Plan) -> None:
     with calibrated():
-        assert same(Network(parse(NETWORK)).plan(machine_of(cpus_for(2))), runs)
+        assert same(SimulatedNetwork(parse(NETWORK)).plan(machine_of(cpus_for(2))), runs)
 
 
 def test_profiled(runs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

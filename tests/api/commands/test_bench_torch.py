@@ -63,7 +63,7 @@ def test_the_list_has_every_family() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("no/such",), "there is no network 'no/such'"), (("own/lstm", "--engines", "tensorflow"), "'tensorflow' is no engine")],
+    [(("no/such",), "there is no network 'no/such'"), (("own/lstm", "--engines", "tensorflow"), "'tensorflow' is not an engine")],
 )
 def test_what_is_unknown_is_named(arguments: tuple[str, ...], message: str) -> None:
     done = cli(*arguments)

@@ -119,8 +119,8 @@ def test_layers_of_networks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--shapes", "1x64x224"], "'1x64x224' is no shape of an image"),
-        (["--shapes", "1x64x0x224"], "is no shape of an image"),
+        (["--shapes", "1x64x224"], "'1x64x224' is not a shape of an image"),
+        (["--shapes", "1x64x0x224"], "is not a shape of an image"),
         (["--blocks", "0"], "has a number below 1"),
         (["--table", "--plot", "table.png"], "a table has no picture"),
         (["--engines", "abacus"], "there is no engine"),

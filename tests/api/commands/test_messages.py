@@ -70,7 +70,7 @@ def test_a_command_without_a_name_takes_the_only_runtime() -> None:
                 options.running(None)
             with aspen_mp.Runtime(workers=1, name="default", log="off"):
                 assert options.running(None) == "default"
-    with pytest.raises(typer.BadParameter, match="no runtime name"):
+    with pytest.raises(typer.BadParameter, match="not a runtime name"):
         options.running("a b")
 
 

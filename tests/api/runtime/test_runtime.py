@@ -110,7 +110,7 @@ def test_bad_arguments():
         aspen_mp.Runtime(workers=0)
     with pytest.raises(ConfigError, match="nowhere"):
         aspen_mp.Runtime(profile="nowhere")
-    with pytest.raises(ValueError, match="no runtime name"):
+    with pytest.raises(ValueError, match="not a runtime name"):
         aspen_mp.Runtime(name="../x")
     with pytest.raises(ResourceLimitError, match="max_workers"):
         aspen_mp.Runtime(workers=3, max_workers=2)

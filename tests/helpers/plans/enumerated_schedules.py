@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aspen_mp.planner.coschedule.contention import Contention
-from aspen_mp.planner.coschedule.problem import CoreSet, Domain, Job, Network, Problem
+from aspen_mp.planner.coschedule.problem import CoreSet, Domain, Job, Problem, ProfiledNetwork
 
 CLOSE = 1e-9
 
@@ -38,7 +38,7 @@ def drawn(seed: int, jobs: int, groups: int, *, kind: str = "units", contention:
         ns = work / cores ** rng.uniform(0.4, 1.0, (groups, 1)) * rng.uniform(0.8, 1.25, (groups, len(sets)))
         demand = rng.uniform(0, 30, (groups, 1)) * np.ones(len(sets))
         move = rng.uniform(0, 0.8, (2, groups, len(sets)))
-        network = Network(f"n{k}", tuple(map(str, range(groups))), ns, demand, move[0], move[1])
+        network = ProfiledNetwork(f"n{k}", tuple(map(str, range(groups))), ns, demand, move[0], move[1])
         release = float(rng.uniform(0, 5)) if waits and rng.random() < 0.4 else 0.0
         after = (int(rng.integers(0, k)),) if waits and k and rng.random() < 0.4 else ()
         made.append(Job(network, max([release, *(made[m].release for m in after)]), after))

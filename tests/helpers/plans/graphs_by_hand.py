@@ -138,7 +138,7 @@ class GraphBuilder:
         bias = self.const(*[1] * (len(x.shape) - 1), outputs, weight=True)
         return self.node("GEMM", [x, weight, bias, residual], (*x.shape[:-1], outputs), packed_b=True, alpha=1.0, act=NO_ACT)
 
-    def by_sevens(self, x: Tensor, outputs: int) -> Tensor:
+    def by_strassen(self, x: Tensor, outputs: int) -> Tensor:
         out = self.linear(x, outputs)
         assert out.producer is not None
         made = self.node("STRASSEN", [x], left_factors(x.shape))

@@ -185,10 +185,10 @@ def fitting_levels(b: GraphBuilder) -> Graph:
     return b.graph(b.conv(quantised(x, 2, 5), 8), b.unary(quantised(b.linear(b.input(2, 7, 12), 24), 1, 7)))
 
 
-def sevens(b: GraphBuilder) -> Graph:
+def strassen_products(b: GraphBuilder) -> Graph:
     x = b.input(2, 7, 24)
-    y = b.by_sevens(b.norm(x), 80)
-    return b.graph(b.by_sevens(b.unary(y), 24), b.by_sevens(b.transpose(x, 1, 0, 2), 96))
+    y = b.by_strassen(b.norm(x), 80)
+    return b.graph(b.by_strassen(b.unary(y), 24), b.by_strassen(b.transpose(x, 1, 0, 2), 96))
 
 
 def products_of_bytes(b: GraphBuilder) -> Graph:
@@ -271,7 +271,7 @@ GRAPHS = [
     odd_outputs,
     concat_shapes,
     shuffle,
-    sevens,
+    strassen_products,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
 GRAPHS += [products_of_bytes, images_of_bytes, products_of_bits, products_of_pairs]

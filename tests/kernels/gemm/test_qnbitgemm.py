@@ -66,7 +66,7 @@ def params(form: list[int], alpha: float = 1.0, activation: str = "IDENTITY", re
 
 
 def by_hand(weight: Stored, form: list[int]) -> np.ndarray:
-    """As nbits.h says it, an element at a time."""
+    """As low_bit.h says it, an element at a time."""
     bits, block, zeros, _ = form
     offset = 1 << bits - 1 if weight.values.dtype in (np.dtype(np.int8), np.dtype(ml_dtypes.int4)) else 0
     k, n = weight.values.shape

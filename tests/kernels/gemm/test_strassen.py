@@ -11,7 +11,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 
 from aspen_mp.planner.ir.graph import Stored, Tensor
 from aspen_mp.planner.ops.packing import low_bit
-from aspen_mp.planner.ops.products import SEVEN_PART, left_factors, seven_scratch
+from aspen_mp.planner.ops.products import STRASSEN_PART, left_factors, strassen_scratch
 from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
@@ -26,7 +26,7 @@ def params(alpha: float = 1.0, activation: str = "IDENTITY", residual_last: int 
 
 def parts(half: int) -> list[range]:
     """Terms of a half that are multiplied at a time: whole lines but for the last part."""
-    each = -(-half // (16 * -(-half // SEVEN_PART))) * 16
+    each = -(-half // (16 * -(-half // STRASSEN_PART))) * 16
     return [range(lo, min(lo + each, half)) for lo in range(0, half, each)]
 
 
@@ -161,7 +161,7 @@ def test_weights_of_half_precision(isa, kind, seed, m, half, n, unlike, extras):
     assert same_bits(wanted, run("QNBITGEMM", out.copy(), [rows, b, *rest], p, isa=isa))
     assert same_bits(wanted, run("QNBITGEMM", out.copy(), [rows, b, *rest], p, boxes(rng, out.shape, int(rng.integers(2, 9))), isa))
     asked = _kernels.scratch("QNBITGEMM", [out, rows, b, *rest], p, [0, 0], out.shape)
-    assert asked == seven_scratch(2 * half, halves=True)
+    assert asked == strassen_scratch(2 * half, halves=True)
     assert _kernels.call("QNBITGEMM", [out, rows, b, *rest], p, [0, 0], out.shape, isa, asked - 1) == 3
     four = [*p[:5], 4, 2 * half, 0, 8]
     assert _kernels.call("QNBITGEMM", [out, rows, b, *rest], four, [0, 0], out.shape, isa) == 2
@@ -179,15 +179,15 @@ def test_rows_keep_to_themselves(isa):
     a[64] *= 1e4
     a[90] = 0
     out, b = np.empty((130, 96), np.float32), pack_panels(w)
-    seven = run("GEMM", out, [a, b, None, None, None, None, left_of(a, isa)], params(), isa=isa)
+    halved = run("GEMM", out, [a, b, None, None, None, None, left_of(a, isa)], params(), isa=isa)
     direct = run("GEMM", out, [a, b], params(), isa=isa)
     unlike = sorted({r // 2 * 2 + k for r in [*ill, 64, 90] for k in range(2)})
-    assert same_bits(seven[unlike], direct[unlike])
-    assert np.isfinite(seven[[6, 21, 32, 51, 129]]).all()
+    assert same_bits(halved[unlike], direct[unlike])
+    assert np.isfinite(halved[[6, 21, 32, 51, 129]]).all()
     others = np.setdiff1d(np.arange(130), unlike)
-    assert not same_bits(seven[others, :64], direct[others, :64])
-    assert same_bits(seven[:, 64:], direct[:, 64:]), "a panel without a partner"
-    np.testing.assert_allclose(seven[others], a[others].astype(np.float64) @ w, rtol=0, atol=2e-4)
+    assert not same_bits(halved[others, :64], direct[others, :64])
+    assert same_bits(halved[:, 64:], direct[:, 64:]), "a panel without a partner"
+    np.testing.assert_allclose(halved[others], a[others].astype(np.float64) @ w, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -205,7 +205,7 @@ def test_large(isa, m, k, n):
 def test_the_planner_knows_the_scratch(terms):
     out, a, b = (np.empty(shape, np.float32) for shape in ((2, 64), (2, terms), (2, terms, 32)))
     left = np.empty(left_factors(a.shape), np.float32)
-    assert _kernels.scratch("GEMM", [out, a, b, None, None, None, None, left], params(), [0, 0], [2, 64]) == seven_scratch(terms)
+    assert _kernels.scratch("GEMM", [out, a, b, None, None, None, None, left], params(), [0, 0], [2, 64]) == strassen_scratch(terms)
 
 
 def test_bad_arguments_are_refused():

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 import torch_checks
 
 from aspen_mp.bench.torch.networks.all import NETWORKS, installed
-from aspen_mp.bench.torch.networks.network import Network
+from aspen_mp.bench.torch.networks.network import TorchNetwork
 
 
 def test_the_list_is_long() -> None:
@@ -18,7 +18,7 @@ def test_the_list_is_long() -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_network(network: Network) -> None:
+def test_network(network: TorchNetwork) -> None:
     if not installed(network):
         pytest.skip(f"needs {network.package}: pip install aspen-mp[nets]")
     with torch_checks.fresh():

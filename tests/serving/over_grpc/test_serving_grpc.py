@@ -181,7 +181,7 @@ def bad_requests() -> dict[str, tuple[Any, Any, str]]:
     add("both", "Give one of them").inputs[0].contents.fp32_contents.append(1.0)
     add("another field", "belong into fp32_contents", raw=False).inputs[0].contents.int_contents.append(1)
     add("too few elements", "fp32_contents has 47", raw=False).inputs[0].contents.fp32_contents.pop()
-    add("no datatype", "is no datatype").inputs[0].datatype = "FP31"
+    add("no datatype", "is not a datatype").inputs[0].datatype = "FP31"
     add("another datatype", "must be FP32").inputs[0].datatype = "INT32"
     add("below zero", "extent below 0").inputs[0].shape[0] = -1
     add("another input", "'z'").inputs[0].name = "z"

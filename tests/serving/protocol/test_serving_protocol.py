@@ -295,7 +295,7 @@ WRONG = {
     "negative": ({"inputs": [{**X, "shape": [-1, 16]}]}, {}, 400, "shape"),
     "endless": ({"inputs": [{**X, "shape": [0, 1 << 47, 1 << 47], "data": []}]}, {}, 400, "too big"),
     "datatype": ({"inputs": [{**X, "datatype": "FP64"}]}, {}, 400, "FP32"),
-    "no_datatype": ({"inputs": [{**X, "datatype": "float"}]}, {}, 400, "no datatype"),
+    "no_datatype": ({"inputs": [{**X, "datatype": "float"}]}, {}, 400, "is not a datatype"),
     "text": ({"inputs": [{**X, "data": ["1"] * 16}]}, {}, 400, "datatype"),
     "ragged": ({"inputs": [{**X, "data": [[0] * 15, 0]}]}, {}, 400, "datatype"),
     "no_data": ({"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32"}]}, {}, 400, "neither"),

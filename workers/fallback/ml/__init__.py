@@ -1,8 +1,8 @@
 """The domain `ai.onnx.ml`, and what its pipelines use of other domains, as numpy calls with onnxruntime's results. Kernels serve what they
 can; this is what everything else runs by, and what the kernels are compared with.
 
-`OPERATORS` are classes for `onnx.reference`'s evaluator. Each makes a function of a node's attributes once, when the node is first run, and
-keeps it: an ensemble's lists become arrays a single time.
+`OPERATORS` are classes for `onnx.reference`'s evaluator. Each makes a function of a node's attributes once, when the node is first run. So
+an ensemble's lists become arrays a single time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Compiled(OpRun):
     op_domain = DOMAIN
     make: Callable[[Attributes], Call]
     declared: np.dtype[Any] | None = None
-    """What the model says that the first output holds, where that is known."""
+    """The type of the first output by the model, where that is known."""
     _call: Call | None = None
 
     def _load_attributes(self) -> None:

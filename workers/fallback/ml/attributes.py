@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Attributes:
-    """What a node says. `linked`: values of attributes that refer to those of the function that the node stands in."""
+    """The attributes of a node. `linked`: values of attributes that refer to those of the function that the node stands in."""
 
     def __init__(self, node: NodeProto, linked: Mapping[str, Any] | None = None) -> None:
         self.node = node
@@ -61,7 +61,7 @@ class Attributes:
 
 
 def text(value: str | bytes) -> str | bytes:
-    """A string; the bytes themselves where they are no UTF-8, as everywhere in this project."""
+    """A string; the bytes themselves where they are not UTF-8, as everywhere in this project."""
     if isinstance(value, str):
         return value
     try:

@@ -15,7 +15,7 @@ _KINDS: Final = ("strings", "int64s", "floats")
 
 
 class Table:
-    """Keys → values, with a value for all other keys. Of equal keys the first one counts, or the `last`. NaN may be a key where `nan`."""
+    """Keys → values, with a value for all other keys. The first of equal keys counts, or the `last`. NaN may be a key where `nan`."""
 
     def __init__(self, keys: Array, values: Array, default: Any, *, last: bool = False, nan: bool = False) -> None:
         if len(keys) != len(values):

@@ -1,4 +1,4 @@
-"""What classifiers and regressors make of their raw scores: the post transforms of `ai.onnx.ml`, in float32 as onnxruntime has them."""
+"""The post transforms of `ai.onnx.ml` for raw scores of classifiers and regressors, in float32 as onnxruntime has them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def probit(p: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis."""
+    """The softmax over the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(e / e.sum(-1, keepdims=True))
 
@@ -54,11 +54,11 @@ _TRANSFORMS: Final[dict[str, Callable[[Array], Array]]] = {
     "PROBIT": probit,
 }
 NAMES: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-"""In the order in which TreeEnsemble counts them."""
+"""The names in the order in which TreeEnsemble counts them."""
 
 
 def checked(name: str) -> str:
-    """The name of a post transform; ValueError for one that there is not."""
+    """The name of a post transform; ValueError for an unknown one."""
     if name not in _TRANSFORMS:
         raise ValueError(f"no post_transform is called {name!r}; there are {', '.join(_TRANSFORMS)}")
     return name

@@ -16,7 +16,7 @@ _BLOCK: Final = 1 << 21
 
 
 def word(value: Any) -> str:
-    """A string; ValueError for bytes that are no UTF-8."""
+    """A string; ValueError for bytes that are not UTF-8."""
     if not isinstance(value, str):
         raise ValueError("the input holds bytes that are not UTF-8")
     return value
@@ -96,7 +96,7 @@ def _splitter(a: Attributes, least: int) -> Callable[[str], list[str]]:
 
 
 def _between(text: str, separators: list[_Expression], least: int) -> list[str]:
-    """What lies between separators; each cuts what those before it have left."""
+    """The pieces between separators; each separator cuts the pieces that those before it have left."""
     parts = [text]
     for separator in separators:
         parts = [piece for part in parts for piece in _pieces(part, separator) if len(piece) >= least]
@@ -262,7 +262,7 @@ class _Grams:
         return np.where(self._keys[at] == key, self._to[at], -1)
 
     def found(self, places: Array) -> Array:
-        """Which output the n-gram that ends at each place counts for; -1 for none."""
+        """The output for which the n-gram that ends at each place counts; -1 for none."""
         return np.where(places < 0, -1, self._ends[places])
 
 

@@ -1,8 +1,8 @@
 """Ensembles of decision trees: TreeEnsembleRegressor, TreeEnsembleClassifier (ai.onnx.ml 1 and 3) and TreeEnsemble (5).
 
-An ensemble is arrays over its nodes. All pairs of a row and a tree walk down at once, a level at a time. Then the weights of the leaves
-that were reached are added up tree by tree, in the ensemble's own type: double where the input is double, else float. onnxruntime adds in
-that order, unless it shares the trees of a row out to threads.
+An ensemble is arrays over its nodes. All pairs of a row and a tree walk down at once, a level at a time. Then the weights of the reached
+leaves are added up tree by tree, in the ensemble's own type: double for double inputs, else float. onnxruntime adds in that order, unless
+it shares the trees of a row out to threads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PAIRS: Final = 1 << 20
 
 @dataclass(slots=True)
 class Ensemble:
-    """Nodes: `mode` (LEAF: 7), `feature`, `value` (what is compared with; of a MEMBER node the number of its set), children `true` and
-    `false`, `missing` (NaN goes the true way). `roots`: of each tree. Weights of node k: entries `first[k]` … `first[k + 1]` of
+    """Nodes: `mode` (LEAF: 7), `feature`, `value`, children `true` and `false`, `missing` (NaN goes the true way). `value` is compared
+    with; for a MEMBER node it is the number of its set. `roots`: of each tree. Weights of node k: entries `first[k]` … `first[k + 1]` of
     `targets` and `weights`. `members`, `keys`: all values that are in sets, and (set, value) pairs that are, as sorted numbers. `kinds`:
     modes of inner nodes; `columns`: the first and the last that they read, (0, -1) for none."""
 
@@ -127,7 +127,7 @@ def _numbers(a: Attributes, name: str, dtype: np.dtype[Any] | None) -> Array:
 
 
 class _Places:
-    """Which node has which number in which tree."""
+    """The number of each node in each tree."""
 
     def __init__(self, trees: Array, nodes: Array) -> None:
         self._trees, self._nodes = np.unique(trees), np.unique(nodes)
@@ -177,7 +177,7 @@ def _checked(ensemble: Ensemble) -> Ensemble:
 
 
 def _of_lists(a: Attributes, kind: str, dtype: np.dtype[Any], targets: int) -> Ensemble:
-    """From the lists of versions 1 to 4. `kind`: "target" or "class"."""
+    """The ensemble of the lists of versions 1 to 4. `kind`: "target" or "class"."""
     names = a.strings("nodes_modes")
     known = {name: k for k, name in enumerate(_MODES[:_MEMBER])} | {"LEAF": LEAF}
     odd = next((name for name in names if name not in known), None)
@@ -315,7 +315,7 @@ class _Inputs:
 
 
 def _regressed(ensemble: Ensemble, x: Array, targets: int, aggregate: str, base: Array, transform: str) -> Array:
-    """[rows, targets], float32. Of one target only PROBIT is a transform, as in onnxruntime."""
+    """[rows, targets], float32. For one target only PROBIT is a transform, as in onnxruntime."""
     if base.size not in {0, targets}:
         raise ValueError(f"{base.size} base values for {targets} targets")
     total, there = ensemble.totals(x, targets, aggregate)
@@ -396,11 +396,12 @@ def _of_many(total: Array, there: Array, base: Array, transform: str) -> tuple[A
 
 
 def _of_two(total: Array, there: Array, base: Array, alone: bool, positive: bool, transform: str) -> tuple[Array, Array]:
-    """Which of two classes, and both scores, by onnxruntime's rules. `alone`: all weights are of one class. `positive`: none is negative.
+    """The winner of two classes, and both scores, by onnxruntime's rules. `alone`: all weights are of one class. `positive`: none is
+    negative.
 
     The score that decides is the second class's, or the first one's in rows where the second has none. If it is `alone` and `positive`, it
-    counts as a probability (more than 0.5 is the second class, the other class has what is left), otherwise as a margin (more than 0; the
-    other class has the opposite). A class without a score counts as 0.
+    counts as a probability: more than 0.5 is the second class, and the other class has the rest. Otherwise it is a margin: more than 0 is
+    the second class, and the other class has the opposite. A class without a score counts as 0.
     """
     (first, second), (has_first, has_second) = total.T, there.T
     if base.size == 2:

@@ -60,7 +60,7 @@ class _Kernel:
 def _matrix(name: str, values: Array, height: int) -> Array:
     """A list as [height, …]."""
     if height <= 0 or values.size % height:
-        raise ValueError(f"{name} has {values.size} numbers, which are no {height} rows")
+        raise ValueError(f"{name} has {values.size} numbers, which are not {height} rows")
     return values.reshape(height, -1)
 
 
@@ -110,7 +110,7 @@ def svm_classifier(a: Attributes) -> Callable[[Array], tuple[Array, Array]]:
 
 
 def _written(out: Array, transform: str) -> Array:
-    """Of a single score, only PROBIT is a transform."""
+    """For a single score, only PROBIT is a transform."""
     return scores.transformed(out, transform) if out.shape[1] > 1 or transform == "PROBIT" else out.astype(_F)
 
 
@@ -162,7 +162,7 @@ class _Machine:
         return said[:, i, j - 1] + said[:, j, i] + self.rho[: len(i)]
 
     def _probabilities(self, margins: Array) -> Array:
-        """Of all classes, from those of pairs."""
+        """The probabilities of all classes, from those of pairs."""
         n, pairs = len(self.names), len(self.left)
         near = 1 - scores.logistic(margins * self.a[:pairs] + self.b[:pairs])
         near = np.clip(near, _SURE, 1 - _SURE)
@@ -172,8 +172,8 @@ class _Machine:
 
 
 def coupled(between: Array) -> Array:
-    """Probabilities [rows, classes] from those of pairs, [rows, i, j] of class i rather than j: the second method of Wu, Lin and Weng
-    (2004), with the steps and the stopping rule of libsvm, whose results are those of its last step."""
+    """Probabilities [rows, classes] from those of pairs, [rows, i, j] of class i rather than j. This is the second method of Wu, Lin and
+    Weng (2004), with libsvm's steps and stopping rule. Results are those of the last step."""
     many, n, _ = between.shape
     q = -between.transpose(0, 2, 1) * between
     k = np.arange(n)

@@ -1,16 +1,16 @@
 /* ATTENTION: out[…, M, Dv] = softmax(scale Q[…, M, D] K[…, N, D]^T, masked) V[…, N, Dv], scores never leaving the cache.
  *
- * Keys come in blocks of KEYS from key 0 on. A block of K, and of V where enough rows share it, is packed into panels once a tile; then every
- * group of rows multiplies with it, exponentiates about the running maximum and adds to its running sums (Milakov and Gimelshein, arXiv:1805.02867):
- * up to KEYS keys that is the plain softmax, beyond them sums are scaled when the maximum grows. Leading axes that neither K nor V depend on
- * (groups of heads that share keys) count as rows.
+ * Keys come in blocks of KEYS from key 0 on. A block of K, and of V where enough rows share it, is packed into panels once a tile. Then
+ * every group of rows multiplies with it, exponentiates about the running maximum and adds to its running sums (Milakov and Gimelshein,
+ * arXiv:1805.02867). Up to KEYS keys that is the plain softmax; beyond them sums are scaled when the maximum grows. Leading axes that
+ * neither K nor V depend on (groups of heads that share keys) count as rows.
  *
- * A row's result depends on its index alone: blocks of keys start at fixed keys, and the keys that causal masking skips end where those of
- * its group do, which is MM_ROWS rows from a multiple of MM_ROWS on, whatever part of it the tile has.
+ * A row's result depends on its index alone, whatever part of its group the tile has. Blocks of keys start at fixed keys. The keys that
+ * causal masking skips end where those of the row's group end, and groups begin at multiples of MM_ROWS.
  *
- * Where there are few keys for many rows (prompts that an image looks at), all of them seen, vectors hold rows instead of keys: scores and
- * sums are computed the other way round, softmax goes down the lanes, and nothing is lost on short rows. What an operator's tiles are cut
- * into does not matter to the choice.
+ * Where few keys, all of them seen, serve many rows (prompts that an image looks at), vectors hold rows instead of keys. Scores and sums
+ * are computed the other way round, softmax goes down the lanes, and nothing is lost on short rows. The choice does not depend on how the
+ * operator is cut into tiles.
  *
  * Skipped keys would have weighed exp(fill - maximum). Where the maximum is so low that this is not 0, the row is done again with all keys.
  */
@@ -47,7 +47,7 @@ size_t aspen_scratch_attention(const aspen_call *c) {
 }
 #endif
 
-/* What a row carries from block to block, besides its sums of values. */
+/* The state of a row from block to block, besides its sums of values. */
 typedef struct row_state {
   float max, total;
   int32_t again, reserved;
@@ -88,7 +88,7 @@ INLINE int64_t group_end(const tile *t, int64_t m) {
   return end < 0 ? 0 : end < t->keys ? end : t->keys;
 }
 
-/* What the mask says about n keys: float addends, or all ones and zeros; in place or staged. */
+/* The mask of n keys: float addends, or all ones and zeros; in place or staged. */
 static const void *mask_row(tile *t, const char *from, int64_t n) {
   const int64_t step = t->mask_stride;
   if (t->mask->dtype == ASPEN_DT_F32 && step == 1) return from;
@@ -131,8 +131,8 @@ INLINE float mask_and_max(float *s, int64_t n, const float *addends, const int32
   return vhmax(vmax(m0, m1));
 }
 
-/* exp(s - max) for s ≤ max as a power of two: no overflow to catch and one product to reduce the range, whose rounding grows with the
- * distance from the maximum as the weight falls. */
+/* exp(s - max) for s ≤ max as a power of two: no overflow to catch and one product to reduce the range. Its rounding error grows with the
+ * distance from the maximum, where the weight is small. */
 INLINE vf weight(vf s, vf max) {
   return vexp2_(vmax(vset1(-151.0f), (s - max) * vset1(1.44269504f)));
 }

@@ -2,9 +2,9 @@
  *   T      the type;
  *   OF(x)  the name x with the type as suffix.
  *
- * Several rows, or several trees of one row, are walked side by side without branches: each step of a walk waits for two loads and a
- * comparison, and the steps of other walks run meanwhile. Which walks are side by side changes no value: a leaf is found by comparisons
- * alone, and a row's leaves are added in the order of the trees.
+ * Several rows, or several trees of one row, are walked side by side without branches. Each step of a walk waits for two loads and a
+ * comparison, and the steps of other walks run meanwhile. The choice of walks that run side by side changes no value. A leaf is found by
+ * comparisons alone, and a row's leaves are added in the order of the trees.
  *
  * Nothing in the tables is believed: indices are bounded where they are used, and a walk has as many steps as the parameters allow.
  */
@@ -142,7 +142,7 @@ static void OF(block)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n
   else OF(block_as)(e, x, step, n, sums, EXACT);
 }
 
-/* What a target's sum comes to. */
+/* The result of a target from its sum. */
 INLINE T OF(result)(const OF(ensemble) *e, T sum, int64_t target) {
   if (e->aggregate == AVERAGE) sum /= (T)e->n_trees;
   if (!(sum == sum) && e->aggregate > AVERAGE) sum = 0;

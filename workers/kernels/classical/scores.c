@@ -1,4 +1,4 @@
-/* SCORES and LABELS: what classifiers and regressors of ai.onnx.ml make of a row's scores. */
+/* SCORES and LABELS: results of classifiers and regressors of ai.onnx.ml from a row's scores. */
 #include <math.h>
 
 #include "elementwise/act.h"
@@ -82,7 +82,7 @@ int FN(scores)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* Which class most pairs of classes vote for; of equals the first. */
+/* The class that most pairs of classes vote for, the first of equal ones. */
 static int64_t elected(const aspen_arg *s, int64_t row, int32_t *votes, int64_t classes) {
   memset(votes, 0, (size_t)classes * sizeof *votes);
   int64_t best = 0, pair = 0;

@@ -78,8 +78,8 @@ int FN(duels)(const aspen_call *c) {
 
 #define ROUNDS 100
 
-/* What the classes' probabilities p come to: from p = 1 / C, one class after the other is moved to where the quadratic form q of pairwise disagreements
- * is least, and all are made to add up to 1 again, until the form's gradient is about the same for all. */
+/* Finds the classes' probabilities p. From p = 1 / C, one class after the other is moved to the minimum of the quadratic form q of pairwise
+ * disagreements. All are scaled to add up to 1 again, until the form's gradient is about the same for all. */
 static void settle(const float *q, float *p, float *qp, int64_t classes) {
   const float enough = 0.005f / (float)classes;
   for (int64_t k = 0; k < classes; k++) p[k] = 1 / (float)classes;

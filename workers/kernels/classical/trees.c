@@ -9,7 +9,8 @@
 #define BLOCK_BYTES (256 << 10)
 
 enum { SUM, AVERAGE, LEAST, GREATEST };
-/* What of a node's flags counts: none is there; none but MISSING is, and no number of these rows is missing; all. */
+/* The flags of a node that count. PLAIN: there are none. MASKED: only MISSING is there, and no number of these rows is missing. EXACT:
+ * all. */
 enum { PLAIN, MASKED, EXACT };
 enum { EQUAL_BIT = ASPEN_EQUAL_BIT, MISSING_BIT = ASPEN_MISSING_BIT, FEATURE = (1 << EQUAL_BIT) - 1 };
 
@@ -26,7 +27,7 @@ INLINE tree tree_of(const tree *at, uint32_t last, uint32_t targets) {
   return t;
 }
 
-/* Rows at a time: sums and, where they are copied, features of so many fit a cache. */
+/* Rows at a time: their sums and, where they are copied, features fit a cache. */
 INLINE int64_t rows_of_block(int64_t features, size_t size) {
   const int64_t fit = BLOCK_BYTES / ((features > 0 ? features : 1) * (int64_t)size);
   return fit >= BLOCK ? BLOCK : fit >= WALKS ? fit / WALKS * WALKS : 1;

@@ -1,24 +1,25 @@
 /* BCONV: convolutions in one group, over two axes, of images and weights rounded to bf16 and summed in f32.
  *
- * What a block of pixels reads is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros: then each tap of a
- * window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A tile that has the
- * pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of the input) is computed on
- * the way into the copy.
+ * The input of a block of pixels is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros. Then each
+ * tap of a window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A
+ * tile that has the pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of
+ * the input) is computed on the way into the copy.
  *
- * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the micro-kernel.
+ * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the
+ * micro-kernel.
  */
 #include "gemm/bf16.h"
 #include "conv/copied_axis.h"
 
 #define COPY_BYTES (256 << 10) /* of a block, about */
 
-/* Of which pixels of output, of which image, the input is in scratch. */
-typedef struct made {
+/* The block whose input is in scratch: its image and its pixels of output. */
+typedef struct cached {
   const char *image;
   int64_t lo[2], hi[2];
-} made;
-#define MADE_BYTES 64 /* at the beginning of scratch */
-_Static_assert(sizeof(made) <= MADE_BYTES, "");
+} cached;
+#define CACHED_BYTES 64 /* at the beginning of scratch */
+_Static_assert(sizeof(cached) <= CACHED_BYTES, "");
 
 typedef struct bconv {
   const aspen_arg *out, *x, *w, *bias, *residual;
@@ -52,12 +53,12 @@ static int setup(bconv *v, const aspen_call *c) {
     if (p[i] < 1 || p[2 + i] < 1 || p[4 + i] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   }
   if (epilogue_scale(c, 6, v->x->dims[1], &v->in_scale, &v->in_shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  v->pixel = pairs_step(v->x->dims[1]);
+  v->pixel = bf16_step(v->x->dims[1]);
   return 0;
 }
 
 static size_t scratch_of(const bconv *v) {
-  return MADE_BYTES + (size_t)max64(COPY_BYTES, copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3])));
+  return CACHED_BYTES + (size_t)max64(COPY_BYTES, copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3])));
 }
 
 #ifdef ISA_PORTABLE
@@ -68,7 +69,7 @@ size_t aspen_scratch_bconv(const aspen_call *c) {
 #endif
 
 /* A pixel through the prologue, rounded. */
-static void prologue(const bconv *v, const pairs_job *job, uint32_t *to, const float *from) {
+static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const float *from) {
   enum { TOGETHER = 4, PART = 8 * TOGETHER * VL };
   const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
   float t[PART] __attribute__((aligned(64)));
@@ -86,40 +87,40 @@ static void prologue(const bconv *v, const pairs_job *job, uint32_t *to, const f
 #pragma GCC unroll 4
       for (int i = 0; i < TOGETHER; i++) vstore(t + c + i * VL, y[i]);
     }
-    FN(pairs_round)(job, to + first / 2, t, n);
+    FN(bf16_round)(job, to + first / 2, t, n);
   }
 }
 
 /* n pixels of input, `step` elements apart, rounded into a row of the copy. */
-static void round_pixels(const bconv *v, const pairs_job *job, uint32_t *to, const float *from, int64_t step, int64_t n) {
+static void round_pixels(const bconv *v, const bf16_job *job, uint32_t *to, const float *from, int64_t step, int64_t n) {
   const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
   if (v->in_scale) {
     for (int64_t i = 0; i < n; i++) prologue(v, job, to + i * v->pixel, from + i * step);
   } else if (stride == 1 && step == channels && 2 * v->pixel == channels) {
-    FN(pairs_round)(job, to, from, n * channels);
+    FN(bf16_round)(job, to, from, n * channels);
   } else if (stride == 1) {
-    for (int64_t i = 0; i < n; i++) FN(pairs_round)(job, to + i * v->pixel, from + i * step, channels);
+    for (int64_t i = 0; i < n; i++) FN(bf16_round)(job, to + i * v->pixel, from + i * step, channels);
   } else {
     float pair[2];
     for (int64_t i = 0; i < n; i++)
       for (int64_t c = 0; c < channels; c += 2) {
         pair[0] = from[i * step + c * stride];
         pair[1] = c + 1 < channels ? from[i * step + (c + 1) * stride] : 0.0f;
-        FN(pairs_round)(job, to + i * v->pixel + c / 2, pair, 2);
+        FN(bf16_round)(job, to + i * v->pixel + c / 2, pair, 2);
       }
   }
 }
 
 /* Positions first, first + 1 … of a row of input, n of them, into a row of the copy; zeros outside the image. */
-static void copy_run(const bconv *v, const pairs_job *job, uint32_t *to, const float *row, int64_t first, int64_t n) {
+static void copy_run(const bconv *v, const bf16_job *job, uint32_t *to, const float *row, int64_t first, int64_t n) {
   const int64_t lo = min64(max64(-first, 0), n), hi = max64(min64(v->axes[1].in - first, n), lo), step = v->x->strides[3];
   memset(to, 0, (size_t)(lo * v->pixel) * sizeof *to);
   if (lo < hi) round_pixels(v, job, to + lo * v->pixel, row + (first + lo) * step, step, hi - lo);
   memset(to + hi * v->pixel, 0, (size_t)((n - hi) * v->pixel) * sizeof *to);
 }
 
-/* What pixels [oh, oh + rows) x [ow, ow + columns) of output read. */
-static void copy_block(const bconv *v, const pairs_job *job, uint32_t *to, const char *image, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+/* Copies the input of pixels [oh, oh + rows) x [ow, ow + columns) of output. */
+static void copy_block(const bconv *v, const bf16_job *job, uint32_t *to, const char *image, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->axes[0], rows), horizontal = copy_axis(&v->axes[1], columns);
   const window *down = &v->axes[0], *across = &v->axes[1];
   const int64_t top = window_start(down, oh), left = window_start(across, ow);
@@ -146,13 +147,13 @@ INLINE const float *pixel_of(const aspen_arg *x, int64_t n, int64_t y, int64_t z
 }
 
 /* Channels of the box, of a block of pixels that are rounded. */
-static void multiply_block(const bconv *v, pairs_job *job, const uint32_t *copy, const aspen_call *c, int64_t n, int64_t oh, int64_t rows, int64_t ow,
+static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, const aspen_call *c, int64_t n, int64_t oh, int64_t rows, int64_t ow,
                            int64_t columns) {
   const copied_axis vertical = copy_axis(&v->axes[0], rows), horizontal = copy_axis(&v->axes[1], columns);
   const int64_t line = horizontal.size * v->pixel, line_step = vertical.step * line;
   const int joined = horizontal.tap == 1 && 2 * v->pixel - v->x->dims[1] <= 1; /* the taps of a row of the window are one run */
   job->runs[0] = v->axes[0].kernel, job->runs[1] = joined ? 1 : v->axes[1].kernel;
-  job->pairs = pairs_of(v->x->dims[1]) * (joined ? v->axes[1].kernel : 1);
+  job->pairs = bf16_pairs(v->x->dims[1]) * (joined ? v->axes[1].kernel : 1);
   job->run_step[0] = vertical.tap * line, job->run_step[1] = horizontal.tap * v->pixel;
   job->a_step = horizontal.step * v->pixel;
   const int one = line_step == columns * job->a_step; /* lines lie one behind the other */
@@ -172,7 +173,7 @@ static void multiply_block(const bconv *v, pairs_job *job, const uint32_t *copy,
         block.residual[r] = v->residual ? pixel_of(v->residual, n, row, ow + z) : NULL;
         if (++z == columns) z = 0, row++;
       }
-      FN(pairs_block)(job, &block, copy + y * line_step + at * job->a_step, b, column, max64(c->lo[1], column), min64(c->hi[1], column + ASPEN_NR));
+      FN(bf16_block)(job, &block, copy + y * line_step + at * job->a_step, b, column, max64(c->lo[1], column), min64(c->hi[1], column + ASPEN_NR));
     }
   }
 }
@@ -182,18 +183,18 @@ int FN(bconv)(const aspen_call *c) {
   if (setup(&v, c)) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
-  pairs_job job = {.finish = {.out_stride = v.out->strides[1], .bias_stride = v.bias ? v.bias->strides[0] : 1,
+  bf16_job job = {.finish = {.out_stride = v.out->strides[1], .bias_stride = v.bias ? v.bias->strides[0] : 1,
                               .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1.0f, .one_bias = 1},
                    .panel = v.w->dims[1] * ASPEN_NR};
-  FN(pairs_open)(&job);
+  FN(bf16_open)(&job);
   if (FN(mm_prepare)(&job.finish, c->params + 8) || epilogue_scale(c, 4, v.out->dims[1], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   job.finish.epilogue.past = (uint8_t)stores_past(c, 1);
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[12], aspen_param_f(c, 13), aspen_param_f(c, 14), 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < scratch_of(&v)) return ASPEN_KERNEL_SCRATCH;
-  made *const m = c->scratch;
-  uint32_t *const copy = (uint32_t *)((char *)c->scratch + MADE_BYTES);
-  if (!c->again) *m = (made){0};
+  cached *const m = c->scratch;
+  uint32_t *const copy = (uint32_t *)((char *)c->scratch + CACHED_BYTES);
+  if (!c->again) *m = (cached){0};
   int64_t rows, columns;
   block_shape(&v, c->hi[2] - c->lo[2], c->hi[3] - c->lo[3], &rows, &columns);
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
@@ -203,7 +204,7 @@ int FN(bconv)(const aspen_call *c) {
         const char *image = v.x->ptr + n * v.x->strides[0] * (int64_t)sizeof(float);
         if (m->image != image || m->lo[0] != oh || m->lo[1] != ow || m->hi[0] != oh + height || m->hi[1] != ow + width)
           copy_block(&v, &job, copy, image, oh, height, ow, width);
-        *m = (made){image, {oh, ow}, {oh + height, ow + width}};
+        *m = (cached){image, {oh, ow}, {oh + height, ow + width}};
         multiply_block(&v, &job, copy, c, n, oh, height, ow, width);
       }
   stores_done(c);

@@ -1,22 +1,23 @@
 /* CONV: convolution over two or three axes with groups, strides, dilation and any pads, as a product of pixels and packed weights.
  *
- * There is no im2col. A pixel of the output is a row of the product, cut into taps: tap (kh, kw) points at the Cg channels of the input
- * pixel it reads, or at a row of zeros when that lies left or right of the image. Kernel rows that lie wholly above or below the image are
- * skipped for that row of output pixels; both rules depend on the output pixel alone. mm.h does the rest.
+ * There is no im2col. A pixel of the output is a row of the product, cut into taps. Tap (kh, kw) points at the Cg channels of the input
+ * pixel it reads, or at zeros left and right of the image. Kernel rows that lie wholly above or below the image are skipped for that row of
+ * output pixels. Both rules depend on the output pixel alone. mm.h does the rest.
  *
- * When channels are not contiguous, or too few to be worth a tap, the part of the input that a block of pixels reads is first copied into
- * scratch, channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation
- * leave gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's. A prologue (scale, shift and
- * activation of the input, such as a normalisation in front of the convolution) is computed on the way into that copy.
+ * When channels are not contiguous, or too few for a tap, a block's input is copied into scratch, channels last with a margin of
+ * zeros. The taps of a kernel row are then contiguous and become one. Where stride or dilation leave gaps the copy keeps only the rows and
+ * columns that are read, so it is never larger than im2col's. A prologue (scale, shift and activation of the input, such as a normalisation
+ * before the convolution) is computed on the way into that copy.
  *
- * Groups of 2, 4 or 8 channels that have as many outputs would leave most of a panel empty: there a vector holds the outputs of several groups, and
- * each term takes its input from the lanes of its own group. The order of summation is the same.
+ * Groups of 2, 4 or 8 channels that have as many outputs would leave most of a panel empty. There a vector holds the outputs of several
+ * groups, and each term takes its input from the lanes of its own group. The order of summation is the same.
  *
- * A window with depth (volume.h) has its taps plane after plane. There kernel rows outside the image point at zeros, too: skipping them would leave
- * gaps between the weights of the planes. Of few channels planes are more channels, side by side in the copy: so the taps of a kernel row are long
- * enough. Then k = (kh, kw, kd, c), and planes outside the volume are zeros.
+ * A window with depth (volume.h) has its taps plane after plane. There kernel rows outside the image point at zeros, too: skipping them
+ * would leave gaps between the weights of the planes. With few channels, planes count as more channels, side by side in the copy, so that
+ * taps of a kernel row are long enough. Then k = (kh, kw, kd, c), and planes outside the volume are zeros.
  *
- * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights or a part of one, rows of the micro-kernel.
+ * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights or its part, rows of the
+ * micro-kernel.
  */
 #include "gemm/mm.h"
 #include "conv/volume.h"
@@ -28,9 +29,10 @@
 #define INPUT_BYTES (384 << 10)    /* input of a block, about */
 #define COPY_BYTES (128 << 10)     /* copied input of a block, about */
 #define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
-#define L1_WEIGHTS (16 << 10)      /* panels of so many bytes stay in L1 while pixels go by: rows outside, columns inside */
-#define LONG_PANEL (384 << 10)     /* panels of more bytes do not stay in L2 while pixels go by, beside the input and the panel that comes next */
-#define PART_BYTES (128 << 10)     /* they are multiplied in parts of about so many: all pixels by the first taps, then by the next ones */
+#define L1_WEIGHTS (16 << 10)      /* panels of at most this many bytes stay in L1 while pixels go by: rows outside, columns inside */
+/* panels of more bytes do not stay in L2 while pixels go by, beside the input and the panel that comes next */
+#define LONG_PANEL (384 << 10)
+#define PART_BYTES (128 << 10)     /* bytes of their parts, about: all pixels are multiplied by the first taps, then by the next ones */
 
 typedef struct conv {
   const aspen_arg *out, *x, *w, *bias, *residual;
@@ -112,7 +114,7 @@ static conv without_groups(const conv *v) {
   return n;
 }
 
-/* What a block keeps in scratch. */
+/* The workspace of a block. */
 typedef struct block_run { /* consecutive pixels with the same taps */
   int32_t pixel, rows, taps;
   int32_t pointers; /* index of the first pointer */
@@ -328,8 +330,9 @@ static void point_plane(const conv *v, const workspace *s, const float **p, int6
   }
 }
 
-/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows (deep: all); many: or as many as mm.h takes of those that
- * lie evenly. Returns the number of runs. Layers with few channels spend as much time here as in arithmetic if this is done carelessly. */
+/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows (deep: all). many: runs may be as long as
+ * mm.h allows for pixels that lie evenly. Returns the number of runs. Layers with few channels spend as much time here as in arithmetic if
+ * this is done carelessly. */
 INLINE int64_t point_taps(const conv *v, const int deep, workspace *s, mm_job *job, int many, const float *x, int64_t oh0, int64_t rows, int64_t ow0,
                           int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
@@ -409,7 +412,7 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   return point_taps(v, 0, s, job, many, x, oh, rows, ow, columns);
 }
 
-/* The taps [first, last) of a panel times a run of pixels. What the run's other taps have made so far waits in s->sums. */
+/* The taps [first, last) of a panel times a run of pixels. Sums of the run's other taps so far wait in s->sums. */
 static void multiply_part(const workspace *s, const mm_job *job, mm_rows *block, const block_run *run, const float *panel, int64_t first, int64_t last,
                           int64_t column, int64_t lo, int64_t hi) {
   const int64_t begin = run->skipped / (job->k * ASPEN_NR), end = begin + run->taps;
@@ -427,7 +430,8 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
-  const int64_t tap_bytes = job->k * ASPEN_NR * (int64_t)sizeof(float), taps = panel_bytes / max64(tap_bytes, 1); /* no channels: no bytes */
+  /* no channels: no bytes */
+  const int64_t tap_bytes = job->k * ASPEN_NR * (int64_t)sizeof(float), taps = panel_bytes / max64(tap_bytes, 1);
   const int64_t parts = runs > 1 && long_panels(v) ? min64((panel_bytes + PART_BYTES - 1) / PART_BYTES, taps) : 1;
   mm_rows block;
   block.next = NULL, block.stream = 0;
@@ -440,8 +444,8 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
     for (int64_t part = 0; part < parts; part++) {
       const int64_t first = mm_cut(taps, parts, part), end = mm_cut(taps, parts, part + 1);
-      /* What comes next, a part or panels, is brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle.
-       * It may belong to the next tile. */
+      /* The next part or panels are brought nearer in equal shares. Otherwise the first run would wait for memory, and the others would
+       * leave it idle. It may belong to the next tile. */
       const int64_t left = max64(all_panels - column / ASPEN_NR - panels, 0);
       const char *next = (const char *)panel + (part + 1 < parts ? end * tap_bytes : panels * panel_bytes);
       const int64_t next_bytes = part + 1 < parts ? (mm_cut(taps, parts, part + 2) - end) * tap_bytes
@@ -471,7 +475,8 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   }
 }
 
-/* Whether the product has so few terms that pointers of pixels would take as long as the sums: copied input, whose pixels and taps lie evenly. */
+/* Whether the product has so few terms that pointers of pixels would take as long as the sums. Its input is copied, and its pixels and taps
+ * lie evenly. */
 static int few_terms(const conv *v, const copied_axis *horizontal, int64_t columns) {
   return v->copy && v->planes.n == 1 && horizontal->tap == 1 && v->rows.kernel * v->columns.kernel * v->in_channels <= MM_FEW_TERMS && columns >= MM_FEWEST_PIXELS &&
          !v->scale && v->out->strides[1] == 1 && (!v->residual || v->residual->strides[1] == 1) && (!v->bias || v->bias->strides[0] == 1);
@@ -588,7 +593,7 @@ static void narrow_weights(const conv *v, float *to, int64_t first, int64_t last
       }
 }
 
-/* What follows the sums of `rows` pixels for the vector of channels `at`, as mm.c does it. out and residual: channel 0 of the image. */
+/* Finishes the sums of `rows` pixels for the vector of channels `at`, as mm.c does. out and residual: channel 0 of the image. */
 static void narrow_out(const conv *v, const workspace *s, const epilogue *e, int64_t pixel, int rows, float *out, const float *residual,
                        int64_t at, vf *y) {
   const vf bias = v->bias ? vload((const float *)v->bias->ptr + at) : vzero();

@@ -1,5 +1,5 @@
-/* The inner loops of depthwise convolution, for vectors of channels: DWCONV and PWDW share them, so both give the same bits. Small kernels of
- * common sizes are unrolled whole, others by runs of taps.
+/* The inner loops of depthwise convolution, for vectors of channels: DWCONV and PWDW share them, so both give the same bits. Small kernels
+ * of common sizes are unrolled whole, others by runs of taps.
  *
  * An output is summed from zero over its taps in ascending order (kernel rows, then columns), one vfma a tap.
  */
@@ -30,10 +30,10 @@ INLINE int depthwise_common(const window *rows, const window *columns) {
          (rows->kernel == 3 || rows->kernel == 5) && (rows->stride == 1 || rows->stride == 2);
 }
 
-/* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation. line[i]
- * points at the first tap of the first pixel in input row i of (R - 1) * SH + KH; `column` elements lie between input columns, `tap` between taps of
- * w. `edge`: of the columns from there on only [lo, hi) count, and of the rows those that are not NULL. An input vector is loaded once for all the
- * sums it belongs to. */
+/* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation.
+ * line[i] points at the first tap of the first pixel in input row i of (R - 1) * SH + KH. `column` elements lie between input columns,
+ * `tap` between taps of w. `edge`: of the columns from there on only [lo, hi) count, and of the rows those that are not NULL. An input
+ * vector is loaded once for all the sums it belongs to. */
 INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, const int edge, vf *sum,
                            const float *const *line, int64_t at, int64_t column, int64_t lo, int64_t hi, const float *w, int64_t tap) {
 #pragma GCC unroll 16
@@ -61,8 +61,9 @@ INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW,
   }
 }
 
-/* sum[p] over T neighbouring taps of a kernel row, for P pixels whose windows lie S columns apart, no dilation. from: the first tap of the first
- * pixel; `column` elements lie between input columns, `tap` between taps of w. `edge`: of the columns from there on, only [lo, hi) count. */
+/* sum[p] over T neighbouring taps of a kernel row, for P pixels whose windows lie S columns apart, no dilation. from: the first tap of the
+ * first pixel; `column` elements lie between input columns, `tap` between taps of w. `edge`: of the columns from there on, only [lo, hi)
+ * count. */
 INLINE void depthwise_run(const int T, const int P, const int S, const int edge, vf *sum, const float *from, int64_t column, int64_t lo, int64_t hi,
                           const float *w, int64_t tap) {
   vf weight[DEPTHWISE_RUN];

@@ -1,10 +1,10 @@
 /* DWCONV: depthwise convolution over two or three axes, each channel of output by its own kernel, each of input for one or several of them.
  *
- * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours are summed together, so that an
- * input vector is loaded once for all of them (depthwise.h), and others go one by one or a few at a time.
- * Elsewhere a strip of output is made for a few channels after the other: the rows of input that its windows see lie in scratch meanwhile, and
- * neighbours are summed together by runs of taps of a kernel row (`strips`). An output is summed over its taps in ascending order from zero,
- * taps outside the image are skipped: a rule of the output pixel alone.
+ * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours share each load of an input
+ * vector (depthwise.h). Other rows go one by one or a few at a time. Elsewhere a strip of output is made for a few channels after the
+ * other. The rows of input that its windows see lie in scratch meanwhile. Neighbours are summed together by runs of taps of a kernel row
+ * (`strips`). An output is summed over its taps in ascending order from zero, taps outside the image are
+ * skipped: a rule of the output pixel alone.
  */
 #include "conv/depthwise.h"
 #include "vector/epilogue.h"
@@ -59,8 +59,8 @@ INLINE void any_taps(const dwconv *d, const int P, const int V, vf *sum, const f
     }
 }
 
-/* Bias, residual, activation, scale and shift of R x P pixels times V vectors of channels from c on, and home. sum[(r * P + p) * V + v]; `left`
- * channels remain; residual and out: channel 0 of the first pixel. */
+/* Bias, residual, activation, scale and shift of R x P pixels times V vectors of channels from c on, and home. sum[(r * P + p) * V + v];
+ * `left` channels remain; residual and out: channel 0 of the first pixel. */
 INLINE void finish(const dwconv *d, const int R, const int P, const int V, const int unit, vf *sum, const float *residual, float *out, int64_t c,
                    int64_t n) {
   /* Copies, because the compiler cannot know that stores to the output leave d alone. */
@@ -130,8 +130,8 @@ static void many_unit(const dwconv *d, const float *x, const float *residual, fl
   any_channels(d, ANY_PIXELS, 2, x, residual, out, kh, kw, c, end);
 }
 
-/* R rows of P pixels, unit channels. x: tap (0, 0) of the first one; of the (R - 1) * S + K rows of pixels from there on [kh[0], kh[1]) lie inside
- * the image, and of the columns [kw[0], kw[1]). */
+/* R rows of P pixels, unit channels. x: tap (0, 0) of the first one. kh: the rows inside the image among the (R - 1) * S + K from there on.
+ * kw: the columns inside. */
 typedef void block_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
 
 /* `edge`: not all of them lie inside, or there are several planes. */
@@ -183,7 +183,7 @@ typedef struct plan {
   int64_t rows, pixels;
 } plan;
 
-/* Unit channels, multiplier 1, so many columns of output. */
+/* Unit channels, multiplier 1, `columns` columns of output. */
 static plan choose(const dwconv *d, int64_t columns) {
   const window *a = &d->rows, *b = &d->columns;
   if (!depthwise_common(a, b) || d->planes.n < 1 || columns < DEPTHWISE_PIXELS) return (plan){.rows = 1, .pixels = ANY_PIXELS};
@@ -195,8 +195,8 @@ static plan choose(const dwconv *d, int64_t columns) {
   return plans[a->kernel == 5][a->stride == 2];
 }
 
-/* Columns [first, last) of rows from `oh` on, channels [channel, end), in blocks, which at the end make some pixels twice. Returns the number of
- * rows. */
+/* Columns [first, last) of rows from `oh` on, channels [channel, end), in blocks, which at the end make some pixels twice. Returns the
+ * number of rows. */
 static int64_t row_of_blocks(const dwconv *d, const plan *by, const aspen_call *c, int64_t oh, int64_t first, int64_t last, int64_t channel,
                              int64_t end, const float *residual, float *out) {
   const int64_t rows = oh + by->rows <= c->hi[2] ? by->rows : 1, top = window_start(&d->rows, oh);
@@ -231,8 +231,8 @@ static void row_of_pixels(const dwconv *d, int64_t oh, int64_t first, int64_t la
   }
 }
 
-/* One image, in strips of pixels so narrow, and blocks of channels so few, that kernel rows find their input in L1 again when the next row
- * of output comes; within a strip, memory is read along rows. */
+/* One image. Strips of pixels are narrow, and blocks of channels small: kernel rows find their input in L1 again for the next row of
+ * output. Within a strip, memory is read along rows. */
 static void image(const dwconv *d, const plan *by, const aspen_call *c, const float *residual, float *out) {
   int64_t lo, hi;
   window_inside(&d->columns, c->lo[3], c->hi[3], &lo, &hi);
@@ -257,7 +257,7 @@ static void image(const dwconv *d, const plan *by, const aspen_call *c, const fl
 
 /* ---- strips ---- */
 
-/* A strip of output columns, LINE channels of it, and what lies in scratch. */
+/* A strip of output columns, LINE channels of it, and its workspace. */
 typedef struct strip {
   int64_t slots, width;     /* rows and columns of the ring, of each plane */
   int64_t in_lo, in_hi;     /* input columns that its windows see, inside the image */
@@ -279,7 +279,7 @@ static int64_t strip_columns(const dwconv *d, int64_t columns) {
   return min64(max64((line - span) / d->columns.stride + 1, FEWEST_COLUMNS), columns);
 }
 
-/* Lays the workspace of strips of so many columns, at most, out from `base`; returns its size in bytes. */
+/* Lays the workspace of strips of at most `columns` columns out from `base`; returns its size in bytes. */
 static size_t lay_out(const dwconv *d, strip *s, char *base, int64_t columns) {
   const int64_t span = (d->columns.kernel - 1) * d->columns.dilation + 1, rows = d->planes.all * d->rows.kernel;
   size_t at = 0;
@@ -293,9 +293,9 @@ static size_t lay_out(const dwconv *d, strip *s, char *base, int64_t columns) {
   return at;
 }
 
-/* Which channels of input the channels [c, c + n) of output are made of. */
+/* Chooses the channels of input that the channels [c, c + n) of output are made of. */
 static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
-  int64_t channel = c / d->multiplier, times = d->multiplier - c % d->multiplier; /* it is there so many times more */
+  int64_t channel = c / d->multiplier, times = d->multiplier - c % d->multiplier; /* further outputs of the channel */
   for (int v = 0; v < LINE / VL; v++) {
     int32_t lane[VL] = {0};
     s->first[v] = channel, s->seen[v] = 0;
@@ -308,8 +308,9 @@ static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
   }
 }
 
-/* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output. `next`:
- * elements to the row that comes next, which is brought nearer meanwhile, or 0: no prefetcher of a processor sees so few channels of a pixel coming. */
+/* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output.
+ * `next`: elements to the next row, which is brought nearer meanwhile, or 0. The processor's prefetchers do not foresee few channels of a
+ * pixel. */
 INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int whole, const int same, const float *x, float *to, int64_t n,
                      int64_t next) {
 #pragma GCC unroll 4
@@ -326,7 +327,7 @@ INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int 
   }
 }
 
-/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that there are. No row from `end` on is ever seen. */
+/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that exist. No row from `end` on is ever seen. */
 static void keep_rows(const dwconv *d, const strip *s, int64_t from, int64_t to, int64_t end, int64_t n) {
   const int64_t columns = s->in_hi - s->in_lo;
   for (int64_t ih = from; ih < to; ih++) {
@@ -360,8 +361,9 @@ static void set_lines(const dwconv *d, strip *s, int ring, int64_t top, const in
   }
 }
 
-/* P pixels of a row, VL channels: sums of taps of kernel rows [kh[0], kh[1]) of all planes, to `to`. at: where the first tap of the first pixel lies in
- * each of the strip's lines, in columns; of the columns from there on only [lo, hi) count where `edge`. v: which channels of LINE. */
+/* P pixels of a row, VL channels: sums of taps of kernel rows [kh[0], kh[1]) of all planes, to `to`. at: where the first tap of the first
+ * pixel lies in each of the strip's lines, in columns. With `edge`, only [lo, hi) of the columns from there on count. v: which channels of
+ * LINE. */
 typedef void window_fn(const dwconv *, const strip *, int64_t, const int64_t[2], int64_t, int64_t, int64_t, float *);
 
 /* S: the stride, where there is no dilation; 0: any. */
@@ -424,12 +426,13 @@ WINDOWS(4)
 static const windows all_windows[] = {WINDOW_ROW(4)};
 #endif
 
-/* Those that take least for so many columns. */
+/* The windows that take least for `columns` columns. */
 static const windows *windows_for(int64_t columns) {
   const windows *best = NULL;
   int64_t least = INT64_MAX;
   for (size_t k = 0; k < sizeof all_windows / sizeof *all_windows; k++) {
-    const int64_t n = all_windows[k].pixels, takes = (columns + n - 1) / n * (2 * n + 3); /* a row of weights costs as much as a pixel or two */
+    /* a row of weights costs as much as a pixel or two */
+    const int64_t n = all_windows[k].pixels, takes = (columns + n - 1) / n * (2 * n + 3);
     if (takes < least) least = takes, best = &all_windows[k];
   }
   return best;
@@ -455,7 +458,8 @@ static void finish_strided(const dwconv *d, const float *sums, int64_t n, const 
   finish_each(d, 0, sums, n, residual, out, c, left);
 }
 
-/* A row of a strip: output columns [first, last), channels [c, c + n), from the lines that the strip has. `unit`: channels of all but the input.
+/* A row of a strip: output columns [first, last), channels [c, c + n), from the lines that the strip has. `unit`: channels of all but the
+ * input.
  * `more`: there is a row below, which is brought nearer. */
 static void strip_row(const dwconv *d, const strip *s, const windows *by, int unit, int more, const int64_t kh[2], int64_t first, int64_t last,
                       const float *residual, float *out, int64_t c, int64_t n) {

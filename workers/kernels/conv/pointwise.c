@@ -1,7 +1,7 @@
 /* CONV where it is a product of few terms: 1 x 1, no groups, channels last. conv.c asks here first.
  *
- * Loops: image, rows, chunks of pixels that stay in L1, panels, micro-kernels. Where rows follow one another without a gap, and the tile takes all of
- * their width, they are one row.
+ * Loops: image, rows, chunks of pixels that stay in L1, panels, micro-kernels. Where rows follow one another without a gap, and the tile
+ * takes all of their width, they are one row.
  */
 #include "kernel.h"
 #include "gemm/mm.h"

@@ -1,6 +1,6 @@
-/* Products of few terms: pixels times a panel of weights, where the sums are done before the machinery of mm.h has warmed up. Pixels lie one step
- * apart with unit channels, and so do the taps of a pixel, so there is no pointer for each of them. Sums are those of mm.h: ascending terms from
- * zero, one vfma each, then bias, residual and activation; whoever computes an output, its bits are the same.
+/* Products of few terms: pixels times a panel of weights, where the sums are done before the machinery of mm.h has warmed up. Pixels lie
+ * one step apart with unit channels, and so do the taps of a pixel, so there is no pointer for each of them. Sums are those of mm.h:
+ * ascending terms from zero, one vfma each, then bias, residual and activation. So both give the same bits.
  */
 #ifndef ASPEN_POINTWISE_H
 #define ASPEN_POINTWISE_H
@@ -36,8 +36,8 @@ INLINE void pointwise_home(const int R, const int V, const int whole, const int 
         vstore_part(to + r * w->to_step + v * VL, sum[r * V + v], columns - v * VL);
 }
 
-/* R pixels times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4, `columns` of them (whole: all). x, bias, residual (or NULL) and to: of
- * the first pixel and column. next: what comes nearer meanwhile, `next_step` bytes a term. */
+/* R pixels times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4, `columns` of them (whole: all). x, bias, residual (or NULL) and
+ * to: of the first pixel and column. next: lines that come nearer meanwhile, `next_step` bytes a term. */
 INLINE void pointwise_block(const int R, const int V, const int whole, const mm_pixels *w, const epilogue *e, const float *x, const float *panel,
                             const float *bias, const float *residual, float *to, int64_t columns, const char *next, int64_t next_step) {
   vf sum[2 * POINTWISE_MOST]; /* R x V; a constant number lives in registers */

@@ -1,10 +1,10 @@
 /* PWDW: a 1x1 convolution and the depthwise convolution that alone reads its result, in one pass. The wide tensor between the two is never
- * written: of a panel of its channels, a ring of rows stays in the cache, filled a few rows ahead of the windows that slide over it.
+ * written: rows of a panel of its channels stay in the cache, in a ring a few rows ahead of the windows.
  *
- * Loops: image, strip of columns (so narrow that the ring stays in L2), group of panels, rows of output in steps, panel of channels; within a
- * step first the rows of the ring that are new, then the windows. Rows and columns beyond the image are zeros in the ring. A group is one panel
- * where the input stays in L2 until the next one reads it; of larger images as many as rings and weights stay there, so that the input is
- * read once for all of them.
+ * Loops: image, strip of columns (so narrow that the ring stays in L2), group of panels, rows of output in steps, panel of channels. A step
+ * first makes the new rows of the ring, then the windows. Rows and columns beyond the image are zeros in the ring. A group is one panel
+ * where the input stays in L2 until the next one reads it. For larger images it is as many panels as have their rings and weights in L2, so
+ * that the input is read once for all.
  */
 #include "conv/depthwise.h"
 #include "gemm/mm.h"
@@ -26,7 +26,7 @@ typedef struct pwdw {
   epilogue epilogue;                 /* of the depthwise half */
 } pwdw;
 
-/* What a panel keeps in scratch. The ring's pixels are ASPEN_NR floats. */
+/* The parts of a panel in scratch. The ring's pixels are ASPEN_NR floats. */
 typedef struct kept {
   float *ring;
   float *taps;             /* [KH * KW][ASPEN_NR] */
@@ -111,7 +111,8 @@ size_t aspen_scratch_pwdw(const aspen_call *c) {
 }
 #endif
 
-/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the rings become zeros; nothing else of them is read before it is written. */
+/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the rings become zeros; nothing else of them is read before it is
+ * written. */
 static void open_strip(const pwdw *v, strip *s, int64_t group, int64_t oh_lo, int64_t oh_hi, int64_t ow_lo, int64_t ow_hi) {
   s->oh_lo = oh_lo, s->oh_hi = oh_hi, s->ow_lo = ow_lo, s->ow_hi = ow_hi;
   s->top = window_start(&v->rows, oh_lo), s->left = window_start(&v->columns, ow_lo);
@@ -135,7 +136,7 @@ static float *ring_row(const strip *s, int64_t ih) { return s->kept.ring + (ih -
 
 /* ---- the ring's rows ---- */
 
-/* What a panel is multiplied with and by. next: the panel that comes after this one, brought nearer meanwhile, or NULL. */
+/* The factors of a panel's product. next: the panel that comes after this one, brought nearer meanwhile, or NULL. */
 typedef struct wide {
   const float *x; /* this image */
   const float *panel, *next;
@@ -205,8 +206,8 @@ static void expand_rows(const pwdw *v, const strip *s, const mm_job *job, const 
   }
 }
 
-/* The same for pixels whose channels lie apart, and for images of awkward widths: by the micro-kernels of mm.h, which take pixels of several
- * rows together. */
+/* The same for pixels whose channels lie apart, and for images of awkward widths. The micro-kernels of mm.h take pixels of several rows
+ * together. */
 static void expand_pixels(const pwdw *v, const strip *s, const mm_job *job, const wide *w, int64_t from, int64_t to) {
   const int64_t width = s->in_hi - s->in_lo, pixels = (to - from) * width, x_column = v->x->strides[3];
   /* Whole rows lie one behind the other. */
@@ -235,14 +236,14 @@ static void expand_pixels(const pwdw *v, const strip *s, const mm_job *job, cons
 
 /* ---- the windows ---- */
 
-/* What the windows of a step write to: the panel's column 0 of the first pixel of the strip's first row in it. */
+/* The output of the windows of a step: the panel's column 0 of the first pixel of the strip's first row in it. */
 typedef struct target {
   float *out;
   int64_t row, column, channel; /* strides */
   int64_t lo, hi;               /* columns of the panel that belong to the box */
 } target;
 
-/* Where not all lanes belong to the box, or channels are no neighbours: lanes[i] is pixel i of rows of `pixels`. */
+/* For boxes that do not have all lanes, or channels that are not neighbours: lanes[i] is pixel i of rows of `pixels`. */
 static __attribute__((noinline)) void scatter(const target *t, float (*lanes)[VL], int64_t rows, int64_t pixels, float *out, int64_t v) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t p = 0; p < pixels; p++, lanes++)
@@ -343,7 +344,7 @@ static void load_channels(float *to, const float *from, int64_t stride, int64_t 
   for (int64_t i = 0; i < ASPEN_NR; i++) to[i] = i < n ? from[(first + i) * stride] : 0.0f;
 }
 
-/* What belongs to a panel's channels `first` to `first` + n, at known strides. */
+/* Loads taps and biases of a panel's channels `first` to `first` + n, at known strides. */
 static void load_panel(const pwdw *v, const kept *k, int64_t first, int64_t n) {
   const int64_t taps = v->rows.kernel * v->columns.kernel;
   for (int64_t t = 0; t < taps; t++)

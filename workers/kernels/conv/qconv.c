@@ -1,10 +1,10 @@
 /* QCONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
- * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every tap of
- * a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned and whole
- * already, and has a window of one pixel, is read in place.
+ * A tile copies its input of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels. Then every tap
+ * of a window is a run of terms at a fixed distance. Without dilation, those of a row of the window are one run. An image of unsigned bytes
+ * and whole groups, with a window of one pixel, is read in place.
  *
- * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (dots.h).
+ * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (int8.h).
  */
 #include "gemm/int8.h"
 
@@ -17,14 +17,14 @@ INLINE window window_of(const int64_t *params) {
   for (int i = 0; i < 2; i++) w.kernel[i] = params[i], w.stride[i] = params[2 + i], w.dilation[i] = params[4 + i], w.pad[i] = params[6 + i];
   return w;
 }
-/* Rows (0) or columns (1) of input that so many of output look at. */
+/* Rows (0) or columns (1) of input that n of output look at. */
 INLINE int64_t span(const window *w, int axis, int64_t n) { return (n - 1) * w->stride[axis] + (w->kernel[axis] - 1) * w->dilation[axis] + 1; }
 /* Runs of a window. */
 INLINE int64_t runs_of(const window *w) { return w->dilation[1] == 1 ? w->kernel[0] : w->kernel[0] * w->kernel[1]; }
 
 /* Copied pixels, what the zero points of columns are multiplied with for each pixel of output, and the runs of a window. */
 INLINE size_t scratch_of(const aspen_call *c, const window *w) {
-  const int64_t height = c->hi[2] - c->lo[2], width = c->hi[3] - c->lo[3], pixel = dots_groups(c->args[1].dims[1]) * DOTS_GROUP;
+  const int64_t height = c->hi[2] - c->lo[2], width = c->hi[3] - c->lo[3], pixel = int8_groups(c->args[1].dims[1]) * INT8_GROUP;
   return (size_t)(span(w, 0, height) * span(w, 1, width) * pixel + height * width * 4 + runs_of(w) * (int64_t)sizeof(void *)) + 192;
 }
 
@@ -35,23 +35,23 @@ size_t aspen_scratch_qconv(const aspen_call *c) {
 }
 #endif
 
-/* Copies n pixels of fewer channels than a group has, side by side. All but the last are read as a group: there are so many bytes. */
+/* Copies n pixels of fewer channels than a group has, side by side. All but the last are read as a group, whose bytes are all there. */
 static void copy_few(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, int64_t channels, uint8_t flip, uint8_t zero) {
-  uint8_t mask[DOTS_GROUP], change[DOTS_GROUP];
+  uint8_t mask[INT8_GROUP], change[INT8_GROUP];
   uint32_t kept, changed;
-  for (int64_t k = 0; k < DOTS_GROUP; k++) mask[k] = k < channels ? 0xff : 0, change[k] = k < channels ? flip : zero;
+  for (int64_t k = 0; k < INT8_GROUP; k++) mask[k] = k < channels ? 0xff : 0, change[k] = k < channels ? flip : zero;
   memcpy(&kept, mask, sizeof kept), memcpy(&changed, change, sizeof changed);
-  for (int64_t i = 0; i + 1 < n; i++, from += stride, to += DOTS_GROUP) {
+  for (int64_t i = 0; i + 1 < n; i++, from += stride, to += INT8_GROUP) {
     uint32_t pixel;
     memcpy(&pixel, from, sizeof pixel);
     pixel = (pixel & kept) ^ changed;
     memcpy(to, &pixel, sizeof pixel);
   }
-  for (int64_t k = 0; k < DOTS_GROUP; k++) to[k] = k < channels ? from[k] ^ flip : zero;
+  for (int64_t k = 0; k < INT8_GROUP; k++) to[k] = k < channels ? from[k] ^ flip : zero;
 }
 
-/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and channels
- * that there are not, are `zero`. */
+/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels. Pixels outside and channels
+ * beyond the last are `zero`. */
 static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, int64_t top, int64_t height, int64_t left, int64_t width, int64_t pixel,
                        uint8_t flip, uint8_t zero) {
   const int64_t channels = x->dims[1], stride = x->strides[3];
@@ -65,12 +65,12 @@ static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, in
     const uint8_t *from = image + row * x->strides[2] + (left + first) * stride;
     memset(to, zero, (size_t)(first * pixel));
     if (dense) {
-      dots_copy(to + first * pixel, from, 1, (last - first) * pixel, flip);
-    } else if (pixel == DOTS_GROUP && channels < DOTS_GROUP && x->strides[1] == 1 && stride > 0 && stride + channels >= DOTS_GROUP) {
+      int8_copy(to + first * pixel, from, 1, (last - first) * pixel, flip);
+    } else if (pixel == INT8_GROUP && channels < INT8_GROUP && x->strides[1] == 1 && stride > 0 && stride + channels >= INT8_GROUP) {
       copy_few(to + first * pixel, from, stride, last - first, channels, flip, zero);
     } else {
       for (int64_t i = first; i < last; i++, from += stride) {
-        dots_copy(to + i * pixel, from, x->strides[1], channels, flip);
+        int8_copy(to + i * pixel, from, x->strides[1], channels, flip);
         memset(to + i * pixel + channels, zero, (size_t)(pixel - channels));
       }
     }
@@ -90,7 +90,7 @@ INLINE int64_t run_at(const window *w, const pixels *p, int64_t t) {
   return row * w->dilation[0] * p->row_step + column * w->dilation[1] * p->column_step;
 }
 
-/* For each of n pixels of output, in lines of `width`, the sum of what its window sees less as many zero points. */
+/* For each of n pixels of output, in lines of `width`, the sum of its window's elements less as many zero points. */
 static void sum_windows(const window *w, const pixels *p, int64_t n, int64_t width, int64_t run_bytes, uint8_t zero, uint32_t *rest) {
   for (int64_t i = 0; i < n; i++) {
     const uint8_t *at = p->base + i / width * p->line_step + i % width * p->step;
@@ -123,12 +123,12 @@ int FN(qconv)(const aspen_call *c) {
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   const window w = window_of(c->params + 1);
-  dots_job job;
-  if (FN(dots_open)(&job, out, bias, residual, factor, 1, c->params[0], c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  int8_job job;
+  if (FN(int8_open)(&job, out, bias, residual, factor, 1, c->params[0], c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < scratch_of(c, &w)) return ASPEN_KERNEL_SCRATCH;
 
   const int64_t height = c->hi[2] - c->lo[2], width = c->hi[3] - c->lo[3], rows_in = span(&w, 0, height), columns_in = span(&w, 1, width);
-  const int64_t channels = x->dims[1], pixel = dots_groups(channels) * DOTS_GROUP;
+  const int64_t channels = x->dims[1], pixel = int8_groups(channels) * INT8_GROUP;
   const int64_t size = job.dtype == ASPEN_DT_F32 || job.dtype == ASPEN_DT_I32 ? 4 : 1;
   const int64_t copied = (rows_in * columns_in * pixel + 63) / 64 * 64, rests = (height * width * 4 + 63) / 64 * 64;
   uint8_t *const copy = c->scratch;
@@ -142,18 +142,19 @@ int FN(qconv)(const aspen_call *c) {
   p.joined = w.kernel[0] * w.kernel[1] / p.runs;
   p.line_step = w.stride[0] * p.row_step, p.step = w.stride[1] * p.column_step;
   job.a_step = p.step;
-  job.groups = dots_groups(channels) * p.joined;
-  job.panel = DOTS_HEADER + p.runs * job.groups * DOTS_PANEL_GROUP;
+  job.groups = int8_groups(channels) * p.joined;
+  job.panel = INT8_HEADER + p.runs * job.groups * INT8_PANEL_GROUP;
   const int one_line = p.line_step == width * p.step && in_line(out, width) && in_line(residual, width) && in_line(factor, width);
   const int64_t lines = one_line ? 1 : height, length = one_line ? height * width : width;
 
   const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
-  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0; /* of the next panel, which each block brings nearer */
+  /* of the next panel, which each block brings nearer */
+  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0;
   for (int64_t image = c->lo[0]; image < c->hi[0]; image++) {
     const uint8_t *from = (const uint8_t *)x->ptr + image * x->strides[0];
     p.base = in_place ? from + top * x->strides[2] + left * x->strides[3] : copy;
     if (!in_place) copy_image(copy, x, from, top, rows_in, left, columns_in, pixel, flip, zero);
-    if (job.zeros) sum_windows(&w, &p, height * width, width, job.groups * DOTS_GROUP, zero, rest);
+    if (job.zeros) sum_windows(&w, &p, height * width, width, job.groups * INT8_GROUP, zero, rest);
     for (int64_t n = c->lo[1]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
       const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
       const char *panel = b->ptr + column / ASPEN_NR * job.panel;
@@ -161,7 +162,7 @@ int FN(qconv)(const aspen_call *c) {
         const int64_t line = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
         for (int64_t t = 0; t < p.runs; t++) runs[t] = p.base + line * p.line_step + at * p.step + run_at(&w, &p, t);
         const char *next = all > 1 ? panel + job.panel + i * share : NULL;
-        dots_rows rows = {.rows = (int)(end - at), .taps = (int)p.runs, .runs = runs, .next = next, .next_step = groups ? share / groups : 0};
+        int8_rows rows = {.rows = (int)(end - at), .taps = (int)p.runs, .runs = runs, .next = next, .next_step = groups ? share / groups : 0};
         const int64_t y = c->lo[2] + line, z = c->lo[3] + at; /* of a single line z runs on */
         for (int r = 0; r < rows.rows; r++) {
           rows.out[r] = out->ptr + size * (image * out->strides[0] + y * out->strides[2] + (z + r) * out->strides[3]);
@@ -171,7 +172,7 @@ int FN(qconv)(const aspen_call *c) {
           rows.zero[r] = zero;
           rows.rest[r] = job.zeros ? rest[line * length + at + r] : 0;
         }
-        FN(dots_block)(&job, &rows, panel, column, n, last);
+        FN(int8_block)(&job, &rows, panel, column, n, last);
       }
       n = last;
     }

@@ -1,16 +1,17 @@
 /* STACK: layers that do not mix channels, depth-first (BrainSlug: Weber et al., 2018, sections 3 and 4).
  *
- * A program of steps, each a call of POOL, DWCONV, UNARY, BINARY or TERNARY, runs for a few channels of an image at a time. Rows roll through it: a
- * step makes rows as soon as those that its window sees are there, and what it makes stays in scratch only until the steps behind it have seen it.
- * So nothing is computed twice within a tile, and what is alive is a few rows of a few channels of each step, which fit a core's own cache, whatever
- * the height of the image. (The paper cuts patches instead, whose margins are computed again.)
+ * A program of steps, each a call of POOL, DWCONV, UNARY, BINARY or TERNARY, runs for a few channels of an image at a time. Rows roll
+ * through it. A step makes rows as soon as those that its window sees are there. Its rows stay in scratch only until the steps behind it
+ * have seen them. So nothing is computed twice within a tile. A few rows of a few channels of each step are alive, which fit a core's own
+ * cache, whatever the height of the image. (The paper cuts patches instead, whose margins are computed again.)
  *
- * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image: pointers are
- * moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do not lie side by side is
- * read, and an output of that kind written, by way of a COPY, a step like the others. Where all images have the pixels of a row side by side and all
- * steps are as good at that (POOL, see pool/planes.h, kernels of elements), buffers have them, too, and nothing is copied.
+ * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image:
+ * pointers are moved back by the missing part. So a step's kernel makes the same bits as in a call of its own. Images and outputs whose
+ * channels do not lie side by side are read and written by a COPY, a step like the others. Where all images have the pixels of a row side
+ * by side and all steps are as good at that, buffers have them, too. Then nothing is copied. POOL (pool/planes.h) and kernels of elements
+ * are such steps.
  *
- * An output takes what a step makes: from its buffer, by way of a COPY, or in the place of its buffer where the tile has all rows of the image.
+ * A COPY takes a step's result to an output. Where the tile has all rows of the image the output is the step's buffer.
  */
 #include "kernel.h"
 #include "numbers.h"
@@ -28,13 +29,14 @@ enum {
   OUTPUTS = ASPEN_STACK_OUTPUTS,
   COPIES = IMAGES + OUTPUTS, /* steps besides those of the program */
   BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
-  PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10, /* the same along rows: a part of this for each step, within bounds */
+  /* the same along rows: a part of this for each step, within bounds */
+  PLANES_BYTES = 512 << 10, PLANES_MOST = 64 << 10, PLANES_LEAST = 16 << 10,
   TOGETHER = 2,          /* rows of windows that POOL likes to make together */
   STEPS_A_COPY = 3,      /* so many steps are as fast along rows as along channels and a copy … */
   NARROW = 64,           /* … and of rows with fewer pixels than this, one */
 };
 
-/* What a step reads: an input of the call, or what an earlier step has made. */
+/* An operand of a step: an input of the call, or the result of an earlier step. */
 typedef struct ref {
   int input, step; /* one of them, the other -1; both -1: absent */
 } ref;
@@ -50,7 +52,7 @@ typedef struct step {
   int rolls;             /* POOL that takes rows from rings and puts them there */
   /* its buffer */
   int ring;              /* row r lies in place r % held; or else rows lie side by side from `first` on */
-  int64_t live, held;    /* rows that steps behind it may need at once, and that there is room for */
+  int64_t live, held;    /* rows that steps behind it may need at once, and rows that the buffer can hold */
   float *buffer;
   /* while it runs */
   int64_t begin, made, end; /* rows from `begin` on, up to `made` by now, up to `end` when all is done */
@@ -107,7 +109,7 @@ static int64_t makes(window w, int64_t there) {
   return left < 0 ? 0 : left / w.stride + 1;
 }
 
-/* Rows of `value` that must be there at once for any step to make its next rows: its inputs may come by ways of different length. */
+/* Rows of `value` that must be there at once for any step to proceed: the paths of its inputs may differ in length. */
 static int64_t alive(const stack *s, int value) {
   const int64_t FAR = 1 << 20, FARTHEST = (int64_t)1 << 40;
   int64_t most = 1;
@@ -145,8 +147,8 @@ static int runs_along_rows(const int64_t *p) {
   return q[0] == 0 && q[1] == q[2] && (q[1] == 3 || q[1] == 5) && q[3] == 1 && q[4] == 1 && q[5] == 1 && q[6] == 1 && q[8] == q[2] / 2;
 }
 
-/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Images are worth copying
- * if there are many more steps than copies. */
+/* Finds out which way the rows of buffers lie, and for how many channels there is room in a band. `p`: words of n steps. Images are worth
+ * copying if there are many more steps than copies. */
 static void choose_layout(stack *s, const int64_t *p, int64_t n) {
   int64_t pixels = 1, copies = s->n_outputs;
   for (int i = 0; i < (int)s->call->n_inputs; i++) copies += input(s, i)->rank == 4 && input(s, i)->dims[3] > 1;
@@ -164,7 +166,7 @@ static void choose_layout(stack *s, const int64_t *p, int64_t n) {
   s->channels = s->planes ? min64(max64(s->band / (pixels * (int64_t)sizeof(float)), 1), CHANNELS) : CHANNELS;
 }
 
-/* Is input `i` of a step an image that is read by way of a COPY? What is broadcast along rows or columns is read as it is. */
+/* Is input `i` of a step an image that is read by way of a COPY? An image that is broadcast along rows or columns is read as it is. */
 static int is_copied(const stack *s, const step *t, int i, int64_t height) {
   const aspen_arg *a = input(s, t->in[i].input);
   if (s->planes || a->rank != 4 || a->strides[1] == 1 || a->dims[1] == 1) return 0;
@@ -180,7 +182,7 @@ static void insert_copy(stack *s, int at) {
 /* Does an argument lie as buffers do? */
 static int as_buffers(const stack *s, const aspen_arg *a) { return a->strides[s->planes ? 3 : 1] == 1; }
 
-/* Output o of the call takes what step k makes. */
+/* Output o of the call takes the result of step k. */
 static void write_output(stack *s, int k, int o) {
   const aspen_call *c = s->call;
   const aspen_arg *out = &c->args[o];
@@ -251,7 +253,7 @@ typedef struct operands {
   int64_t dims[1 + REFS][4], strides[1 + REFS][4];
 } operands;
 
-/* What step k has made, with the indices of the image, from row `lo` on. `rolls`: the kernel knows rings. */
+/* The result of step k, with the indices of the image, from row `lo` on. `rolls`: the kernel knows rings. */
 static void of_step(const stack *s, int k, const int64_t heights[], int64_t channel, int64_t lo, int rolls, operands *o, int i) {
   const step *t = &s->steps[k];
   if (t->output >= 0) {
@@ -364,7 +366,7 @@ size_t aspen_scratch_stack(const aspen_call *c) {
 
 /* ---- running ---- */
 
-/* Which rows each step has to make for the rows [lo, hi) of the outputs. */
+/* Plans the rows that each step has to make for the rows [lo, hi) of the outputs. */
 static void plan_rows(stack *s, const int64_t heights[], int64_t lo, int64_t hi) {
   for (int k = 0; k < s->n; k++) {
     const int out = s->steps[k].output >= 0;
@@ -398,7 +400,7 @@ static int64_t needed_from(const stack *s, int k) {
 /* The end of rows from `row` on that lie side by side in the buffer of a step. */
 static int64_t lap(const step *s, int64_t row) { return s->ring ? row - row % s->held + s->held : INT64_MAX; }
 
-/* Up to which row step k can go now: what is there, where it has room. Moves rows to the front of its buffer for that. */
+/* The row up to which step k can go now, by its inputs and its room. Moves rows to the front of its buffer for that. */
 static int64_t goes_to(stack *s, int k) {
   step *t = &s->steps[k];
   int64_t to = min64(t->made + band(s, t), t->end);
@@ -423,8 +425,8 @@ static int64_t goes_to(stack *s, int k) {
   return to;
 }
 
-/* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block: no prefetcher of a processor sees so few
- * channels of a pixel coming. */
+/* Brings rows [lo, hi) of an image nearer, whose channels lie side by side but are not all of this block. The processor's prefetchers do
+ * not foresee few channels of a pixel. */
 INLINE void fetch(const aspen_arg *a, int64_t image, int64_t channel, int64_t lo, int64_t hi, const int write) {
   if (a->rank != 4 || a->dims[3] < 2 || a->strides[1] != 1 || a->strides[3] < 2 * CHANNELS) return;
   const int64_t column = a->strides[3] * (int64_t)sizeof(float);
@@ -434,7 +436,7 @@ INLINE void fetch(const aspen_arg *a, int64_t image, int64_t channel, int64_t lo
   }
 }
 
-/* What a step reads and writes of the call's images after its rows [made, to). */
+/* Fetches the rows of the call's images that a step reads and writes after its rows [made, to). */
 static void fetch_next(const stack *s, int k, int64_t image, int64_t channel, int64_t to) {
   const step *t = &s->steps[k];
   const int64_t next = min64(to + (to - t->made), t->end);

@@ -1,8 +1,8 @@
 /* Convolutions over three axes, said to kernels of images.
  *
- * A volume [N, C, D, H, W] is a row of images along D. An image of output is a sum over as many images of input as the window has depth: its
- * planes. Neighbouring images of output that see the same of the window's planes inside the volume are one batch of images for a kernel over two
- * axes, which only has to sum over the planes besides; planes outside are skipped, a rule of the output's place alone.
+ * A volume [N, C, D, H, W] is a row of images along D. An image of output is a sum over as many images of input as the window has depth:
+ * its planes. Neighbouring images of output that see the same planes of the window inside the volume are one batch for a kernel over two
+ * axes. That kernel only has to sum over the planes besides. Planes outside are skipped; this depends on the output's place alone.
  */
 #ifndef ASPEN_VOLUME_H
 #define ASPEN_VOLUME_H

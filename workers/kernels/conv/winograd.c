@@ -7,17 +7,17 @@
  * the inputs alone.
  *
  * (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016.)
- * The points of interpolation are chosen so that the error of a layer is small: with blocks of 4 and a kernel of 3 it is a half (root mean
- * square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
+ * The points of interpolation are chosen for a small error of a layer. The usual points are 0, ±1, ±2. With blocks of 4 and a kernel of 3
+ * the error is half of theirs (worst: a quarter) at the same cost.
  *
- * A window with depth (volume.h) has the channels of its planes one after the other: products sum over all of them, and blocks are
+ * A window with depth (volume.h) has the channels of its planes one after the other. Products sum over all of them, and blocks are
  * transformed back once.
  *
  * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the products, rows of the micro-kernel.
  * A chunk's panel is transformed back, with the epilogue, as soon as its products are there. Where a worker's next tile has other channels
- * of the same pixels, it finds the last chunk transformed (`made`) and begins there.
+ * of the same pixels, it finds the last chunk transformed (`cached`) and begins there.
  *
- * Here are the workspace and the outer loops, over a call as winograd.h describes it. What is done with a chunk is in winograd_in.h,
+ * Here are the workspace and the outer loops, over a call as winograd.h describes it. The work on a chunk is in winograd_in.h,
  * winograd_products.h and winograd_out.h.
  */
 #include "gemm/mm.h"
@@ -34,13 +34,13 @@
 #define GRAIN_MOST 6    /* the largest GRAIN of any ISA: scratch is the same for all */
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
 
-/* Whose transformed input is in the workspace: the pixels of the tile [axes 0, 2, 3] of the images at x, and blocks [from, to) of them. */
-typedef struct made {
+/* The transformed input in the workspace: the pixels of the tile [axes 0, 2, 3] of the images at x, and blocks [from, to) of them. */
+typedef struct cached {
   int64_t lo[3], hi[3], from, to, plane;
   const char *x;
-} made;
-#define MADE_BYTES 128 /* at the beginning of scratch */
-_Static_assert(sizeof(made) <= MADE_BYTES, "");
+} cached;
+#define CACHED_BYTES 128 /* at the beginning of scratch */
+_Static_assert(sizeof(cached) <= CACHED_BYTES, "");
 
 static int64_t blocks_of(const side *s, const aspen_call *c, int axis) { return (c->hi[axis] + s->m - 1) / s->m - c->lo[axis] / s->m; }
 
@@ -48,7 +48,7 @@ static int64_t blocks_of(const side *s, const aspen_call *c, int axis) { return 
 static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
   s->input_plane = uneven_lines(blocks * v->row);
   s->product_plane = uneven_lines(blocks * ASPEN_NR);
-  s->input = (float *)(base + MADE_BYTES);
+  s->input = (float *)(base + CACHED_BYTES);
   s->product = s->input + v->planes * s->input_plane;
   s->places = (place *)(s->product + v->planes * s->product_plane);
   s->lines = (const char **)(s->places + 2 * blocks);
@@ -117,7 +117,7 @@ static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s
 }
 
 /* Are blocks [from, to) of the tile's pixels in the workspace? */
-static int is_made(const made *m, const made *wanted, int64_t from, int64_t to) {
+static int is_cached(const cached *m, const cached *wanted, int64_t from, int64_t to) {
   return !memcmp(m->lo, wanted->lo, sizeof m->lo) && !memcmp(m->hi, wanted->hi, sizeof m->hi) && m->plane == wanted->plane &&
          m->x == wanted->x && m->from == from && m->to == to;
 }
@@ -133,8 +133,8 @@ static int images(const aspen_call *c, const struct planes *planes) {
   workspace s;
   const int error = setup(&v, c, planes);
   if (error) return error;
-  if (c->scratch_bytes < MADE_BYTES) return ASPEN_KERNEL_SCRATCH;
-  made *const m = c->scratch;
+  if (c->scratch_bytes < CACHED_BYTES) return ASPEN_KERNEL_SCRATCH;
+  cached *const m = c->scratch;
   const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v.rows, c, 2) * blocks_of(&v.columns, c, 3);
   if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12]))
@@ -146,8 +146,8 @@ static int images(const aspen_call *c, const struct planes *planes) {
   if (lay_out(&v, &s, min64((grains + chunks - 1) / chunks * GRAIN, blocks), c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   const int64_t panel_size = v.rows.weights * v.columns.weights * v.all_terms * ASPEN_NR;
   const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
-  const made wanted = {.lo = {c->lo[0], c->lo[2], c->lo[3]}, .hi = {c->hi[0], c->hi[2], c->hi[3]}, .plane = s.input_plane, .x = v.x->ptr};
-  const int backwards = chunks > 1 && is_made(m, &wanted, cut(grains, chunks, blocks, chunks - 1), blocks), step = backwards ? -1 : 1;
+  const cached wanted = {.lo = {c->lo[0], c->lo[2], c->lo[3]}, .hi = {c->hi[0], c->hi[2], c->hi[3]}, .plane = s.input_plane, .x = v.x->ptr};
+  const int backwards = chunks > 1 && is_cached(m, &wanted, cut(grains, chunks, blocks, chunks - 1), blocks), step = backwards ? -1 : 1;
   for (int64_t turn = 0, chunk = backwards ? chunks - 1 : 0; turn < chunks; turn++, chunk += step) {
     const int64_t from = cut(grains, chunks, blocks, chunk), to = cut(grains, chunks, blocks, chunk + 1);
     int64_t next = 0;
@@ -157,7 +157,7 @@ static int images(const aspen_call *c, const struct planes *planes) {
       locate(&v, c, begin, end, s.places + (to - from));
       next = end - begin;
     }
-    if (!is_made(m, &wanted, from, to)) input_of(&v, &s, to - from);
+    if (!is_cached(m, &wanted, from, to)) input_of(&v, &s, to - from);
     *m = wanted;
     m->from = from;
     m->to = to;
@@ -172,7 +172,7 @@ static int images(const aspen_call *c, const struct planes *planes) {
 }
 
 int FN(winograd)(const aspen_call *c) {
-  if (!c->again && c->scratch_bytes >= MADE_BYTES) *(made *)c->scratch = (made){0};
+  if (!c->again && c->scratch_bytes >= CACHED_BYTES) *(cached *)c->scratch = (cached){0};
   if (!is_volume(c)) {
     const int error = images(c, &one_plane);
     stores_done(c);

@@ -1,4 +1,4 @@
-/* A call of Winograd's convolution, as its parts see it (winograd.c): the kernels and blocks that there are, what is asked for, the size of
+/* A call of Winograd's convolution, as its parts see it (winograd.c): the existing kernels and blocks, the call's parameters, the size of
  * chunks, the workspace.
  */
 #ifndef ASPEN_WINOGRAD_H
@@ -77,7 +77,7 @@ static side side_of(int kernel, int stride, int m) {
   return (side){kernel, stride, m, winograd_side(kernel, stride, m), winograd_weights(kernel, stride, m)};
 }
 
-/* Reads and checks a call. ASPEN_KERNEL_BAD_ARGUMENT for what is none of KINDS. The epilogue and `direct` are left to the caller. */
+/* Reads and checks a call. ASPEN_KERNEL_BAD_ARGUMENT for other kinds than KINDS. The epilogue and `direct` are left to the caller. */
 static int setup(wino *v, const aspen_call *c, const struct planes *planes) {
   *v = (wino){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2], .depth = *planes};
   v->bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;

@@ -4,7 +4,7 @@
 #include "conv/winograd.h"
 
 #define RUN 4            /* blocks side by side that share the transform of their columns: … */
-#define MOST_VECTORS 300 /* … at most so many vectors, with 3 x 3, stride 2, blocks of 4 */
+#define MOST_VECTORS 300 /* … at most this many vectors, with 3 x 3, stride 2, blocks of 4 */
 #define APART 256        /* floats between pixels: prefetchers hardly see that the next channels of each come next */
 
 /* The rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */

@@ -1,10 +1,12 @@
 /* Winograd's minimal filtering along one axis: what a line of input becomes, and what products become a line of output.
  *
- * An axis has a kernel of k taps, a stride s, and blocks of m outputs; n is both the input that a block sees and the products it takes:
- *   k = 1           m = n = 1          nothing is done
- *   s = 1           n = m + k - 1      F(m, k)
- *   k = 3, s = 2    n = 2 m + 1        two convolutions of stride 1, summed: even inputs with taps 0 and 2, by F(m, 2) of m + 1 products,
- *                                      and odd inputs with tap 1, of m plain products
+ * An axis has a kernel of k taps, a stride s, and blocks of m outputs. n is both the input that a block sees and the products it takes.
+ *
+ * - k = 1: m = n = 1. Nothing is done.
+ * - s = 1: n = m + k - 1. F(m, k).
+ * - k = 3, s = 2: n = 2 m + 1. Two convolutions of stride 1 are summed. Even inputs have taps 0 and 2, by F(m, 2) of m + 1 products.
+ *   Odd inputs have tap 1, by m plain products.
+ *
  * F(m, k) follows from its points of interpolation (Toom-Cook, the last one at infinity), which depend on n alone. Every coefficient of the
  * input's side is exact in f32. planner/ops/packing/winograd.py has the same points and makes the weights.
  */

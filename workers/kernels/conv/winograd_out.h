@@ -6,7 +6,7 @@
 #include "conv/winograd.h"
 
 #define FEW_PIXELS (VL == 16 ? 25 : 9)  /* stay in registers until all are finished: blocks of more are finished by some rows at a time */
-#define FEW_LINES (VL == 16 ? 40 : 12)  /* vectors between the axes of the output's transform: so many mostly find registers */
+#define FEW_LINES (VL == 16 ? 40 : 12)  /* vectors between the axes of the output's transform: at most this many mostly find registers */
 
 /* The part of a block that is written, and where column 0 of its first pixel goes. Pixels [top, bottom) x [left, right), columns
  * [first, last). */
@@ -31,7 +31,7 @@ INLINE void column_out(const int KH, const int KW, const int S, const int MH, co
   for (int i = 0; i < MH; i++) lines[i][k] = o[i];
 }
 
-/* All columns. Of blocks that do not fit the registers, one after the other. */
+/* All columns. Blocks that do not fit the registers go one after the other. */
 INLINE void columns_out(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane,
                         block_lines lines) {
   const int width = winograd_side(KW, S, MW);
@@ -62,7 +62,7 @@ INLINE void residual_out(const int R, const int MW, const int all, const target 
   }
 }
 
-/* What follows the activation of R rows, and home. */
+/* Stores R rows, after the steps that follow their activation. */
 INLINE void rows_out(const int R, const int MW, const int all, const wino *v, const target *t, const pixels *out, const pixels *late,
                      int row, int64_t j, vf *y) {
   const int64_t lanes = t->last - j;
@@ -96,8 +96,8 @@ INLINE void rows_out(const int R, const int MW, const int all, const wino *v, co
   ((MH) * (MW) <= FEW_PIXELS ? (MH) : (MH) % 3 == 0 && 3 * (MW) <= FEW_PIXELS ? 3 : (MH) % 2 == 0 && 2 * (MW) <= FEW_PIXELS ? 2 : 1)
 #endif
 
-/* The same as below for a whole block, some rows at a time, with nothing behind the sums but the bias and an activation that is known when
- * compiled: with narrow vectors, asking at each row what is to be done costs as much as doing it. */
+/* The same as below for a whole block, some rows at a time. Only the bias and an activation that is known at compile time follow the sums.
+ * With narrow vectors, a branch at each row costs as much as the step that it chooses. */
 INLINE void plain_rows(const int KW, const int S, const int MH, const int MW, const int kind, const wino *v, const pixels *out, vf bias,
                        block_lines lines) {
   const int R = ROWS_OUT(MH, MW);

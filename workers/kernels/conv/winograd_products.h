@@ -49,7 +49,7 @@ typedef struct ahead {
   }                                                                                                                                \
   while (k < k_end) TERM
 
-/* The sums of a part, to what earlier parts have left at `to`. */
+/* The sums of a part, to the results of earlier parts at `to`. */
 INLINE vf with_earlier(vf sum, const float *to, int more) {
   if (more) sum = vload(to) + sum;
   return sum;
@@ -150,13 +150,13 @@ WIDE_MULTIPLY(1) WIDE_MULTIPLY(2) WIDE_MULTIPLY(3)
 static multiply_fn *const by_rows_wider[] = {multiply_wider_1, multiply_wider_2, multiply_wider_3};
 #endif
 
-/* Which of a panel's weights product `i` takes: those of a plain product stand once. */
+/* The weights of a panel that product `i` takes: those of a plain product stand once. */
 static int64_t weights_of(const wino *v, int i) {
   return min64(i / v->columns.n, v->rows.weights - 1) * v->columns.weights + min64(i % v->columns.n, v->columns.weights - 1);
 }
 
 /* All products of `blocks` blocks with the first `columns` columns of a panel. While the weights of one product are used, those of the next
- * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
+ * come into L2, evenly over all passes over them. `n_lines` other lines come evenly over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
 #if VL == 8
   const int wider = columns > (WIDER - 1) * VL;
@@ -176,7 +176,7 @@ static void products(const wino *v, const workspace *s, const float *panel, int6
     const float *weights = panel + weights_of(v, i) * size;
     h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size
                                                  : panel + v->rows.weights * v->columns.weights * size);
-    for (int64_t at = 0; at < columns; at += width) /* outside: so many weights at a time stay in L1 */
+    for (int64_t at = 0; at < columns; at += width) /* outside: the weights of `width` columns stay in L1 */
       for (int64_t term = 0, terms; term == 0 || term < v->terms; term += PART) { /* once without any term: sums are 0 then */
         terms = min64(PART, v->terms - term);
         for (int64_t piece = 0; piece < pieces; piece++, step += terms / 4, h.weights += h.weights_pace * (terms / 4) * 64) {

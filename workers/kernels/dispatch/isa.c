@@ -1,4 +1,4 @@
-/* Which instruction sets there are, and the choice of one. Knows no kernel: processes that run none ask too. */
+/* Finds the instruction sets of this CPU, and chooses one. Includes no kernel: processes that run none ask too. */
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)

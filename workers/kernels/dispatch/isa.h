@@ -8,14 +8,14 @@ const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "a
 int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU, operating system and build */
 /* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that is not supported. name NULL or "": best. */
 int aspen_isa_select(const char *name);
-/* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then multiply-adds take twice as long beside
- * loads from L2 as on a core that takes them whole. */
+/* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then multiply-adds take twice as long
+ * beside loads from L2 as on a core that takes them whole. */
 int aspen_isa_halves(void);
-/* Whether this CPU sums products of bytes in one instruction, in vectors of the instruction set (AVX512_VNNI, AVX_VNNI), and the compiler knew
- * it. The environment variable ASPEN_MP_VNNI=off says no. */
+/* Whether this CPU sums products of bytes in one instruction, in vectors of the instruction set (AVX512_VNNI, AVX_VNNI), and the compiler
+ * knew it. The environment variable ASPEN_MP_VNNI=off says no. */
 int aspen_isa_vnni(enum aspen_isa isa);
-/* Whether this CPU sums products of pairs of bf16 in one instruction (AVX512_BF16), in vectors of the instruction set, and the compiler knew it.
- * The environment variable ASPEN_MP_BF16=off says no. */
+/* Whether this CPU sums products of pairs of bf16 in one instruction (AVX512_BF16), in vectors of the instruction set, and the compiler
+ * knew it. The environment variable ASPEN_MP_BF16=off says no. */
 int aspen_isa_bf16(enum aspen_isa isa);
 const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 

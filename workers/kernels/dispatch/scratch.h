@@ -6,5 +6,5 @@
 #define KERNEL(id, f, isas, scratch) KEPT size_t aspen_scratch_##scratch(const aspen_call *);
 #include "kernels.def"
 #undef KERNEL
-KEPT size_t aspen_scratch_seven(int64_t terms, int halves); /* of those of GEMM; gemm/mm.h */
+KEPT size_t aspen_scratch_strassen(int64_t terms, int halves); /* of those of GEMM; gemm/mm.h */
 KEPT int aspen_pool_rolls_scratch(const int64_t *params, int64_t height, int64_t width, int planes); /* STACK asks POOL; conv/stack.c */

@@ -1,5 +1,5 @@
-/* Scalar functions of one f32 (the UNARY list of opcodes.h) over an array. The one implementation that UNARY and the epilogues of GEMM,
- * CONV, DWCONV and BINARY share: an activation has the same bits whether it was fused or not.
+/* Scalar functions of one f32 (the UNARY list of opcodes.h) over an array. UNARY and the epilogues of GEMM, CONV, DWCONV and BINARY share
+ * this one implementation: an activation has the same bits, fused or not.
  */
 #ifndef ASPEN_ACT_H
 #define ASPEN_ACT_H
@@ -15,7 +15,8 @@ INLINE vf act_relu(vf x) { return vmax(vzero(), x); }
 INLINE vf act_clip(vf x, vf a, vf b) { return vmin(b, vmax(a, x)); }
 INLINE vf act_leaky_relu(vf x, vf a) { return vsel(vlt(x, vzero()), a * x, x); }
 INLINE vf act_hard_sigmoid(vf x, vf a, vf b) { return vmax(vzero(), vmin(vset1(1), a * x + b)); }
-INLINE vf act_fake_quantize(vf x, vf a, vf b) { return a * vmin(b + vset1(255), vmax(vround(x / a), b)); } /* NaN becomes the lowest level, as in QUANTIZE */
+/* NaN becomes the lowest level, as in QUANTIZE */
+INLINE vf act_fake_quantize(vf x, vf a, vf b) { return a * vmin(b + vset1(255), vmax(vround(x / a), b)); }
 INLINE vf act_hard_swish(vf x) { return x * vmax(vzero(), vmin(vset1(1), x * vset1(1.0f / 6) + vset1(0.5f))); }
 
 #endif

@@ -1,8 +1,8 @@
 /* CAST between bool, integers and floating-point types, as numpy's astype does on x86.
  *
- * A block is widened to one of five types that hold the source exactly (i32, i64, u64, f32, f64), unless it has that type already, and then
- * converted once, with one rounding. Floating-point values beyond an integer type's range become what x86's conversion instructions make of
- * them: the smallest i32 (also for the low bits kept by i8 … u16) or i64 (whose low bits u32 keeps).
+ * A block is widened to one of five types that hold the source exactly (i32, i64, u64, f32, f64), unless it has that type already. Then it
+ * is converted once, with one rounding. Floating-point values beyond an integer type's range become the results of x86's conversion
+ * instructions. They are the smallest i32 (also for the low bits kept by i8 … u16) or i64 (whose low bits u32 keeps).
  */
 #include <math.h>
 

@@ -1,4 +1,4 @@
-/* What UNARY, BINARY and TERNARY share: staging of blocks in the type they compute in (float16 and bfloat16 compute in float32). */
+/* Shared by UNARY, BINARY and TERNARY: staging of blocks in the type they compute in (float16 and bfloat16 compute in float32). */
 #ifndef ASPEN_ELEMENTWISE_H
 #define ASPEN_ELEMENTWISE_H
 #include "vector/half.h"
@@ -11,7 +11,7 @@ typedef struct {
 
 static inline int elt_is_half(uint8_t dtype) { return dtype == ASPEN_DT_F16 || dtype == ASPEN_DT_BF16; }
 
-/* Argument k of the block as a contiguous array of the computing type: itself, or a copy in buf, which is the caller's for this argument. */
+/* Argument k of the block as a contiguous array of the computing type: itself, or a copy in buf, which belongs to this argument. */
 static inline const void *elt_load(uint8_t dtype, const nd_walk *w, int k, elt_buffer *buf) {
   if (!elt_is_half(dtype)) return nd_stage(w, k, nd_size(dtype), buf->bytes);
   if (nd_walk_repeats(w, k)) return buf->bytes;

@@ -1,7 +1,7 @@
-/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back; MINMAX, QPARAMS: what scale and zero point fit a tensor.
+/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back. MINMAX, QPARAMS: the scale and zero point that fit a tensor.
  *
- * Each is one pass over memory with the operations of the chain of kernels that it stands for, in the same order: division (or product),
- * rounding to even, sum, limits, conversion. A value that is no number becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
+ * Each is one pass over memory. It has the operations of the chain of kernels that it replaces, in the same order: division (or product),
+ * rounding to even, sum, limits, conversion. NaN becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
  * through whole; all else is staged in blocks (walk.h). Conversions are plain loops, which have the same bits in vectors and one by one.
  */
 #include "vector/walk.h"
@@ -34,7 +34,7 @@ CONVERT(wide_i32, int32_t, float)
 
 INLINE vi level(vf x, vf scale, vf zero, vf low, vf high, int times) {
   const vf whole = vround(times ? x * scale : x / scale) + zero; /* without a zero point + 0, which no result shows */
-  return vtoi(vmin(high, vmax(whole, low))); /* what is no number becomes the lowest level */
+  return vtoi(vmin(high, vmax(whole, low))); /* NaN becomes the lowest level */
 }
 
 /* The levels of n ≤ CHUNK elements; of scales and zeros there is one, or one for each. */
@@ -189,13 +189,13 @@ int FN(dequantize)(const aspen_call *c) {
 
 /* ---- MINMAX ---- */
 
-/* Least and greatest so far, both with 0 among them, and whether something was no number. */
+/* Least and greatest so far, both with 0 among them, and the lanes where a value was NaN. */
 typedef struct {
   vf low, high;
   vm bad;
 } range;
 
-INLINE void take(range *r, vf x) { /* of equal values, and of what is no number, the second operand stays */
+INLINE void take(range *r, vf x) { /* of equal values, and of NaN, the second operand stays */
   r->low = vmin(x, r->low);
   r->high = vmax(x, r->high);
   r->bad = vm_or(r->bad, visnan(x));
@@ -254,12 +254,12 @@ int FN(qparams)(const aspen_call *c) {
   float low = 0, high = 0;
   for (int64_t b = 0; b < x->dims[0]; b++, p += x->strides[0]) {
     const float least = p[0], most = p[x->strides[1]];
-    low = least < low || least != least ? least : low; /* once it is no number it stays so */
+    low = least < low || least != least ? least : low; /* a NaN stays NaN */
     high = most > high || most != most ? most : high;
   }
   /* Where all is 0 any scale will do; this is onnxruntime's. */
   const float step = low == high ? 1.0f : (high - low) / 255.0f;
-  const float at = 0.0f - low / step, within = at < 255.0f ? at > 0.0f ? at : 0.0f : 255.0f; /* 255 also where it is no number */
+  const float at = 0.0f - low / step, within = at < 255.0f ? at > 0.0f ? at : 0.0f : 255.0f; /* 255 also for NaN */
   *(float *)scale->ptr = step;
   *(uint8_t *)zero->ptr = (uint8_t)vround(vset1(within))[0];
   return ASPEN_KERNEL_OK;

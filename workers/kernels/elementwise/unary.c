@@ -1,4 +1,5 @@
-/* UNARY: f32 through act.h, whose functions the epilogues share; f64 through functions.h and libm; integers where the function makes sense. */
+/* UNARY: f32 through act.h, whose functions the epilogues share; f64 through functions.h and libm; integers where the function makes
+ * sense. */
 #include <math.h>
 
 #include "elementwise/act.h"

@@ -1,4 +1,4 @@
-/* Micro-kernels of products of pairs of bf16: see pairs.h. */
+/* Micro-kernels of products of pairs of bf16: see bf16.h. */
 #include "gemm/bf16.h"
 #include "vector/half.h"
 #include "gemm/mm_home.h"
@@ -39,17 +39,17 @@ INLINE vf pair_with(vf sum, vi a, vi b) { return sum + even(a) * even(b); }   /*
 INLINE vi round_with(vf low, vf high) { return vbits(low) & vbits(high); } /* nor this */
 #endif
 
-void FN(pairs_open)(pairs_job *job) {
+void FN(bf16_open)(bf16_job *job) {
   job->with = aspen_isa_bf16(OWN_ISA);
   job->most = job->with ? ROWS_WITH : ROWS_WITHOUT;
 }
 
-void FN(pairs_round)(const pairs_job *job, uint32_t *to, const float *from, int64_t n) {
+void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_t n) {
   if (job->with) {
     int64_t i = 0;
     for (; i + 2 * VL <= n; i += 2 * VL) vistore((int32_t *)to + i / 2, round_with(vload(from + i), vload(from + i + VL)));
     const int64_t left = n - i, second = left > VL ? left - VL : 0;
-    if (left) vistore_part((int32_t *)to + i / 2, round_with(vload_part(from + i, left), vload_part(from + i + VL, second)), pairs_of(left));
+    if (left) vistore_part((int32_t *)to + i / 2, round_with(vload_part(from + i, left), vload_part(from + i + VL, second)), bf16_pairs(left));
     return;
   }
   for (int64_t i = 0; i + 1 < n; i += 2) to[i / 2] = f32_to_bf16(from[i]) | (uint32_t)f32_to_bf16(from[i + 1]) << 16;
@@ -71,14 +71,14 @@ INLINE void pair(const int R, const int with, const uint32_t *const *base, int64
 }
 
 /* R rows times WIDTH columns, all sums in registers. By the time the sums are done, the lines they go to are here. */
-INLINE void multiply(const int R, const int with, const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column,
+INLINE void multiply(const int R, const int with, const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column,
                      int64_t first, int64_t last) {
   vf sum[MM_MAX_ROWS * VECTORS];
 #pragma GCC unroll 32
   for (int i = 0; i < R * VECTORS; i++) sum[i] = vzero();
   const char *out[2 * AHEAD], *beside[2 * AHEAD];
   lines_to_come(R, VECTORS, 2 * AHEAD, &job->finish, rows, column, (const char *)b, out, beside);
-  const int64_t step = job->a_step, pairs = job->pairs, next_step = rows->next ? rows->next_step : PAIRS_PANEL_BYTES;
+  const int64_t step = job->a_step, pairs = job->pairs, next_step = rows->next ? rows->next_step : BF16_PANEL_BYTES;
   const char *next = rows->next ? rows->next : (const char *)b + FETCHED;
   int64_t turn = 0;
   for (int64_t i = 0; i < job->runs[0]; i++)
@@ -98,9 +98,9 @@ INLINE void multiply(const int R, const int with, const pairs_job *job, const mm
   home(R, VECTORS, &job->finish, rows, sum, column, first, last);
 }
 
-typedef void multiply_fn(const pairs_job *, const mm_rows *, const uint32_t *, const uint32_t *, int64_t, int64_t, int64_t);
+typedef void multiply_fn(const bf16_job *, const mm_rows *, const uint32_t *, const uint32_t *, int64_t, int64_t, int64_t);
 #define MULTIPLY(R, WITH)                                                                                                          \
-  static void multiply_##WITH##_##R(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column, int64_t first, \
+  static void multiply_##WITH##_##R(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column, int64_t first, \
                                     int64_t last) {                                                                                \
     multiply(R, WITH, job, rows, a, b, column, first, last);                                                                       \
   }
@@ -118,9 +118,10 @@ static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, mult
 #define multiply_with multiply_without
 #endif
 
-void FN(pairs_block)(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last) {
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last) {
   const int r = rows->rows - 1;
-  multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r]; /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
+  /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
+  multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r];
   for (int64_t v = 0; v < ASPEN_NR; v += WIDTH)
     if (column + v + WIDTH > first && column + v < last) f(job, rows, a, panel + v, column + v, first, last);
 }

@@ -1,18 +1,18 @@
 /* Blocks of products of bf16, summed in f32, two terms at a time.
  *
- * Left factors are rows of words of 32 bits, each two successive terms, the lower half the even one; a row may be cut into runs of pairs, at even
- * distances. Right factors come in panels of ASPEN_NR columns, panel[run][pair][column], words too. Behind the last of an odd number of terms is a
- * zero. Every output element is summed in ascending order of its pairs, from zero on, in whatever block it lies, by what the processor does with a
- * pair (AVX512_BF16, aspen_isa_bf16: no denormal numbers), or by two multiply-adds, the odd term first.
+ * Left factors are rows of words of 32 bits, each two successive terms, the lower half the even one. A row may be cut into runs of pairs,
+ * at even distances. Right factors come in panels of ASPEN_NR columns, panel[run][pair][column], words too. Behind the last of an odd
+ * number of terms is a zero. Every output element is summed in ascending order of its pairs, from zero on, in whatever block it lies. The
+ * processor adds a pair in one instruction (AVX512_BF16, aspen_isa_bf16: no denormal numbers), or by two multiply-adds, the odd term first.
  */
-#ifndef ASPEN_PAIRS_H
-#define ASPEN_PAIRS_H
+#ifndef ASPEN_BF16_H
+#define ASPEN_BF16_H
 #include "gemm/mm.h"
 
-#define PAIRS_PANEL_BYTES (ASPEN_NR * 4) /* of a pair of a panel */
+#define BF16_PANEL_BYTES (ASPEN_NR * 4) /* of a pair of a panel */
 
-/* What is the same for all blocks of a tile. Steps in words. */
-typedef struct pairs_job {
+/* The parameters that all blocks of a tile share. Steps in words. */
+typedef struct bf16_job {
   mm_job finish;        /* the epilogue */
   int64_t pairs;        /* of a run */
   int64_t runs[2];      /* outer and inner */
@@ -21,25 +21,25 @@ typedef struct pairs_job {
   int64_t panel;        /* words of a panel */
   int with;             /* the processor has the instruction */
   int most;             /* rows of a block */
-} pairs_job;
+} bf16_job;
 
-INLINE int64_t pairs_of(int64_t terms) { return (terms + 1) / 2; }
+INLINE int64_t bf16_pairs(int64_t terms) { return (terms + 1) / 2; }
 
 /* Words between rows of a copy: not so many that rows compete for the same sets of L1. */
-#define PAIRS_SET 256
-INLINE int64_t pairs_step(int64_t terms) {
-  const int64_t words = pairs_of(terms);
-  return words % PAIRS_SET ? words : words + 16;
+#define BF16_SET 256
+INLINE int64_t bf16_step(int64_t terms) {
+  const int64_t words = bf16_pairs(terms);
+  return words % BF16_SET ? words : words + 16;
 }
 
 /* Fills in `with` and `most`. */
-void FN(pairs_open)(pairs_job *job);
+void FN(bf16_open)(bf16_job *job);
 
-/* Rounds n terms to bf16, to nearest even: pairs_of(n) words. */
-void FN(pairs_round)(const pairs_job *job, uint32_t *to, const float *from, int64_t n);
+/* Rounds n terms to bf16, to nearest even: bf16_pairs(n) words. */
+void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_t n);
 
-/* rows->rows rows from `a` on times columns [first, last) of the panel at `column`. Of `rows` what mm.h says of the epilogue counts, and `next`,
- * which is brought nearer meanwhile, `next_step` bytes a pair. */
-void FN(pairs_block)(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last);
+/* rows->rows rows from `a` on times columns [first, last) of the panel at `column`. Used of `rows`: the fields of the epilogue (mm.h), and
+ * `next`, which is brought nearer meanwhile, `next_step` bytes a pair. */
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last);
 
 #endif

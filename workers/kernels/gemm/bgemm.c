@@ -1,7 +1,8 @@
 /* BGEMM: products of matrices that are rounded to bf16, summed in f32.
  *
- * A block of rows is rounded into scratch memory in pairs of terms, evenly; where a tile has the rows of the one before, and other columns, it finds
- * them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the micro-kernel (pairs.h).
+ * A block of rows is rounded into scratch memory in pairs of terms, evenly. A tile that has the rows of the one before, and other columns,
+ * finds them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the micro-kernel
+ * (bf16.h).
  */
 #include "gemm/bf16.h"
 
@@ -15,13 +16,13 @@ typedef struct row_place {
   const float *bias, *residual;
 } row_place;
 
-/* Of which rows, [axis], a block is in scratch. */
-typedef struct made {
+/* The rows, [axis], of the block that is in scratch. */
+typedef struct cached {
   const char *a;
   int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK];
-} made;
-#define MADE_BYTES 192 /* at the beginning of scratch */
-_Static_assert(sizeof(made) <= MADE_BYTES, "");
+} cached;
+#define CACHED_BYTES 192 /* at the beginning of scratch */
+_Static_assert(sizeof(cached) <= CACHED_BYTES, "");
 
 INLINE int64_t block_rows(int64_t rows, int64_t step) {
   const int64_t fit = COPY_BYTES / (step * 4), most = fit > FEWEST_ROWS ? fit : FEWEST_ROWS;
@@ -29,8 +30,8 @@ INLINE int64_t block_rows(int64_t rows, int64_t step) {
 }
 
 static size_t scratch_of(int64_t rows, int64_t terms) {
-  const int64_t step = pairs_step(terms), block = block_rows(rows, step);
-  return MADE_BYTES + (size_t)(block * (step * 4 + (int64_t)sizeof(row_place))) + 64;
+  const int64_t step = bf16_step(terms), block = block_rows(rows, step);
+  return CACHED_BYTES + (size_t)(block * (step * 4 + (int64_t)sizeof(row_place))) + 64;
 }
 
 #ifdef ISA_PORTABLE
@@ -78,19 +79,19 @@ static void walk_on(row_walk *w, row_place *places, int64_t n) {
 }
 
 /* A row, rounded; its terms are `stride` apart. */
-static void round_row(const pairs_job *job, uint32_t *to, const float *from, int64_t stride, int64_t terms) {
+static void round_row(const bf16_job *job, uint32_t *to, const float *from, int64_t stride, int64_t terms) {
   if (stride == 1) {
-    FN(pairs_round)(job, to, from, terms);
+    FN(bf16_round)(job, to, from, terms);
     return;
   }
   for (int64_t k = 0; k < terms; k += 2) {
     const float pair[2] = {from[k * stride], k + 1 < terms ? from[(k + 1) * stride] : 0.0f};
-    FN(pairs_round)(job, to + k / 2, pair, 2);
+    FN(bf16_round)(job, to + k / 2, pair, 2);
   }
 }
 
 /* All columns of the box, of a block of rows. */
-static void multiply_block(const aspen_call *c, const pairs_job *job, const row_place *places, const uint32_t *copy, int64_t rows) {
+static void multiply_block(const aspen_call *c, const bf16_job *job, const row_place *places, const uint32_t *copy, int64_t rows) {
   const aspen_arg *b = &c->args[2];
   const int n_axis = c->args[0].rank - 1;
   const int64_t blocks = (rows + job->most - 1) / job->most, n_hi = c->hi[n_axis];
@@ -105,7 +106,7 @@ static void multiply_block(const aspen_call *c, const pairs_job *job, const row_
         const row_place *p = places + row + r;
         block.out[r] = p->out, block.bias[r] = p->bias, block.residual[r] = p->residual;
       }
-      FN(pairs_block)(job, &block, copy + row * job->a_step, panel, column, n, last);
+      FN(bf16_block)(job, &block, copy + row * job->a_step, panel, column, n, last);
       row += block.rows;
     }
     n = last;
@@ -129,22 +130,22 @@ int FN(bgemm)(const aspen_call *c) {
     one_bias &= c->hi[i] - c->lo[i] == 1 || !bias || bias->strides[i] == 0;
   }
   const int64_t terms = a->dims[n_axis];
-  pairs_job job = {.finish = {.out_stride = out->strides[n_axis], .bias_stride = bias ? bias->strides[n_axis] : 1,
+  bf16_job job = {.finish = {.out_stride = out->strides[n_axis], .bias_stride = bias ? bias->strides[n_axis] : 1,
                               .residual_stride = residual ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 0),
                               .one_bias = (uint8_t)one_bias},
-                   .pairs = pairs_of(terms), .runs = {1, 1}, .a_step = pairs_step(terms), .panel = pairs_of(terms) * ASPEN_NR};
+                   .pairs = bf16_pairs(terms), .runs = {1, 1}, .a_step = bf16_step(terms), .panel = bf16_pairs(terms) * ASPEN_NR};
   job.finish.scaled = job.finish.alpha != 1.0f;
-  FN(pairs_open)(&job);
+  FN(bf16_open)(&job);
   if (FN(mm_prepare)(&job.finish, c->params + 1) || epilogue_scale(c, 4, out->dims[n_axis], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   job.finish.epilogue.past = (uint8_t)stores_past(c, n_axis);
   if (c->scratch_bytes < scratch_of(rows, terms)) return ASPEN_KERNEL_SCRATCH;
 
   const int64_t most = block_rows(rows, job.a_step);
-  made *const m = c->scratch;
-  uint32_t *const copy = (uint32_t *)((char *)c->scratch + MADE_BYTES);
+  cached *const m = c->scratch;
+  uint32_t *const copy = (uint32_t *)((char *)c->scratch + CACHED_BYTES);
   row_place *const places = (row_place *)((char *)copy + (most * job.a_step * 4 + 63) / 64 * 64);
-  made wanted = {.a = a->ptr};
+  cached wanted = {.a = a->ptr};
   for (int i = 0; i < n_axis; i++) wanted.lo[i] = c->lo[i], wanted.hi[i] = c->hi[i];
   const int there = c->again && rows <= most && !memcmp(m, &wanted, sizeof wanted);
   row_walk walk = {.c = c, .operands = {a, out, bias, residual}};
@@ -157,7 +158,7 @@ int FN(bgemm)(const aspen_call *c) {
     multiply_block(c, &job, places, copy, n);
   }
   if (rows <= most) *m = wanted;
-  else *m = (made){0};
+  else *m = (cached){0};
   stores_done(c);
   return 0;
 }

@@ -1,7 +1,8 @@
-/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64; or with distances of the rows of A from the columns of B in place of products.
+/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64; or with distances of the rows of A from the columns of B in place of
+ * products.
  *
- * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few rows read
- * whole vectors of its columns in place; for more rows, and where columns do not lie side by side, a panel of columns is copied to scratch
+ * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few
+ * rows read whole vectors of its columns in place. For more rows, or columns that do not lie side by side, a panel is copied to scratch
  * memory first, zeros behind the last. A is read in place, whatever its strides.
  */
 #include "elementwise/elementwise.h"
@@ -98,7 +99,7 @@ BLOCKS(ABSOLUTES)
 static void (*const blocks[][ROWS])(const factors *, int, double[ROWS][COLUMNS]) = {
     BLOCKS_BY_ROWS(PRODUCTS), BLOCKS_BY_ROWS(SQUARES), BLOCKS_BY_ROWS(ABSOLUTES)};
 
-/* What follows the sums of a call, all of it by the strides of the last two axes. */
+/* The parameters of the end of a call, by the strides of the last two axes. */
 typedef struct rest {
   double *out;
   const double *bias; /* or NULL */

@@ -1,14 +1,14 @@
 /* GEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias + residual).
  *
- * Loops: leading axes that B depends on; panels of ASPEN_NR columns, so that a panel of weights is read from memory once a tile and then
- * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
+ * Loops: leading axes that B depends on; panels of ASPEN_NR columns; blocks of rows. So a panel of weights is read from memory once a tile
+ * and then stays in L2. Leading axes that B does not depend on count as rows. A is read in place whatever its
  * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
  * rows are too few to pay for the copy. With left factors, strassen.c.
  *
  * A few columns of many rows: narrow.h.
  *
- * QNBITGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
- * for more, panel by panel in scratch.
+ * QNBITGEMM: the same with weights of a few bits (low_bit.h), in the same loops. For few rows they become floats in registers, as they come
+ * from memory; for more, panel by panel in scratch.
  */
 #include "gemm/narrow.h"
 #include "gemm/low_bit.h"
@@ -18,12 +18,12 @@
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_gemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
-  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 0);
+  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_strassen(a->dims[a->rank - 1], 0);
   return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 size_t aspen_scratch_qnbitgemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
-  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 1);
+  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_strassen(a->dims[a->rank - 1], 1);
   return (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 #endif
@@ -58,8 +58,8 @@ static void merge_axes(row_walk *w) {
   w->axes = kept;
 }
 
-/* The pointers of the next `block->rows` rows. Most often all rows of a tile are equally far apart: then nothing is counted, because a block
- * of few terms would wait for it. */
+/* The pointers of the next `block->rows` rows. Most often all rows of a tile are equally far apart: then nothing is counted, because a
+ * block of few terms would wait for it. */
 INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int64_t first, const float **a, mm_rows *block) {
   if (walk->axes <= 1) {
     int64_t step[ROW_OPERANDS], at[ROW_OPERANDS];
@@ -122,7 +122,7 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   }
 }
 
-/* What a call is, besides B. `params` begin with f64 alpha, ACT(3), residual_last. */
+/* A call without its B. `params` begin with f64 alpha, ACT(3), residual_last. */
 typedef struct product {
   const aspen_arg *operands[ROW_OPERANDS];
   int first_row_axis; /* of the leading axes those before it are batches of B; the others are rows */
@@ -133,7 +133,7 @@ typedef struct product {
 
 static const aspen_arg absent;
 
-/* Fills in all of it for a B of which the axes from `first_row_axis` on to the last but two do not exist or count for nothing. */
+/* Fills in all fields. B has no axes from `first_row_axis` on but its last two, or only axes of extent 1 or stride 0. */
 static int open_product(product *p, const aspen_call *c, const int64_t *params, int first_row_axis) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1];
   const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : &absent;
@@ -198,7 +198,7 @@ static int gemm(const aspen_call *c) {
   product p;
   if (open_product(&p, c, c->params + 1, first_row_axis)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->n_inputs > 6 && c->args[7].dtype && out->dims[m_axis] >= c->params[6])
-    return packed ? FN(mm_seven)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
+    return packed ? FN(mm_strassen)(c, &p.job, NULL) : ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t k_end = p.job.k, rows = p.rows;
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
@@ -289,7 +289,7 @@ static int qnbitgemm(const aspen_call *c) {
   if (FN(nbits_open)(&w, c->params + 5, a->dims[n_axis], b, out->dims[n_axis])) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (is_empty(c)) return 0;
   if (open_product(&p, c, c->params, 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->n_inputs > 6 && c->args[7].dtype) return w.bits == 16 ? FN(mm_seven)(c, &p.job, &w) : ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->n_inputs > 6 && c->args[7].dtype) return w.bits == 16 ? FN(mm_strassen)(c, &p.job, &w) : ASPEN_KERNEL_BAD_ARGUMENT;
   const float *base[ROW_OPERANDS];
   const int64_t none[ASPEN_MAX_RANK] = {0}, n_hi = c->hi[n_axis];
   base_of(&p, c, none, base);

@@ -1,4 +1,4 @@
-/* Weights of 16 bits become floats, exactly: a panel of them for many rows, or term by term for few. See nbits.h. */
+/* Weights of 16 bits become floats, exactly: a panel of them for many rows, or term by term for few. See low_bit.h. */
 #include "gemm/low_bit.h"
 
 #include "vector/half.h"

@@ -1,4 +1,4 @@
-/* Micro-kernels of products of bytes, and what follows their sums: see dots.h. */
+/* Micro-kernels of products of bytes, and the steps after their sums: see int8.h. */
 #include "gemm/int8.h"
 
 #define VECTORS 2            /* of columns in a micro-kernel */
@@ -86,13 +86,13 @@ INLINE void group(const int R, const int with, const uint8_t *const *base, int64
   }
 }
 
-/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: so many groups of terms have sums of their own, where rows are too few to keep
- * the multipliers busy. */
-INLINE void multiply(const int R, const int S, const int with, const dots_job *job, const dots_rows *rows, const int8_t *b, int32_t *sums) {
+/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: the groups of terms that have sums of their own, where rows are too few to
+ * keep the multipliers busy. */
+INLINE void multiply(const int R, const int S, const int with, const int8_job *job, const int8_rows *rows, const int8_t *b, int32_t *sums) {
   vi sum[SUMS];
 #pragma GCC unroll 64
   for (int i = 0; i < S * R * VECTORS; i++) sum[i] = (vi)vzero();
-  const int64_t step = job->a_step, groups = job->groups, next_step = rows->next ? rows->next_step : DOTS_PANEL_GROUP;
+  const int64_t step = job->a_step, groups = job->groups, next_step = rows->next ? rows->next_step : INT8_PANEL_GROUP;
   const char *next = rows->next ? rows->next : (const char *)b + AHEAD;
   for (int t = 0; t < rows->taps; t++) {
     const uint8_t *base[(MM_MAX_ROWS + 2) / 3];
@@ -101,13 +101,13 @@ INLINE void multiply(const int R, const int S, const int with, const dots_job *j
     int64_t g = 0;
     for (; g + S <= groups; g += S)
 #pragma GCC unroll 4
-      for (int s = 0; s < S; s++, b += DOTS_PANEL_GROUP, next += next_step) {
+      for (int s = 0; s < S; s++, b += INT8_PANEL_GROUP, next += next_step) {
         __builtin_prefetch(next, 0, 2);
         if (S > 1) __builtin_prefetch(next + next_step / 2, 0, 2);
-        group(R, with, base, step, (g + s) * DOTS_GROUP, b, sum + s * R * VECTORS);
+        group(R, with, base, step, (g + s) * INT8_GROUP, b, sum + s * R * VECTORS);
       }
     if (S > 1)
-      for (; g < groups; g++, b += DOTS_PANEL_GROUP, next += next_step) group(R, with, base, step, g * DOTS_GROUP, b, sum);
+      for (; g < groups; g++, b += INT8_PANEL_GROUP, next += next_step) group(R, with, base, step, g * INT8_GROUP, b, sum);
   }
 #pragma GCC unroll 4
   for (int s = 1; s < S; s++)
@@ -119,9 +119,9 @@ INLINE void multiply(const int R, const int S, const int with, const dots_job *j
     for (int v = 0; v < VECTORS; v++) vistore(sums + r * ASPEN_NR + v * VL, sum[r * VECTORS + v]);
 }
 
-typedef void multiply_fn(const dots_job *, const dots_rows *, const int8_t *, int32_t *);
+typedef void multiply_fn(const int8_job *, const int8_rows *, const int8_t *, int32_t *);
 #define MULTIPLY(R, S, WITH)                                                                                                       \
-  static void multiply_##WITH##_##R(const dots_job *job, const dots_rows *rows, const int8_t *b, int32_t *sums) {                  \
+  static void multiply_##WITH##_##R(const int8_job *job, const int8_rows *rows, const int8_t *b, int32_t *sums) {                  \
     multiply(R, S, WITH, job, rows, b, sums);                                                                                      \
   }
 #if VL == 16
@@ -143,7 +143,7 @@ static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, mult
 #endif
 
 /* Zero points off WIDTH sums of row r, and the factor on them. */
-INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int32_t *header, int64_t column, int64_t last, int32_t *sums) {
+INLINE void settle(const int8_job *job, const int8_rows *rows, int r, const int32_t *header, int64_t column, int64_t last, int32_t *sums) {
   const vi zero = viset1((int32_t)rows->zero[r]), rest = viset1((int32_t)rows->rest[r]);
 #pragma GCC unroll 2
   for (int v = 0; v < VECTORS; v++) {
@@ -166,14 +166,14 @@ INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int3
   }
 }
 
-/* What a quotient by a step between levels takes, in registers. */
+/* The registers for a quotient by a step between levels. */
 typedef struct divisor {
   vf step, inverse, most;
 } divisor;
 INLINE divisor divisor_of(float step, float reciprocal) { return (divisor){vset1(step), vset1(reciprocal), vset1(step) * vset1(FAR_LEVEL)}; }
 
-/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the
- * product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no number. */
+/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make
+ * the product with the reciprocal the quotient, in less time than a division. x is cut off first, or infinity would become NaN. */
 INLINE vf quotient(const divisor *by, const int divide, vf x) {
   if (divide) return x / by->step;
   x = vmin(by->most, vmax(-by->most, x));
@@ -202,9 +202,9 @@ INLINE void store_levels(uint8_t *to, vi level) {
 
 enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
 
-/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is the same
- * for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
-INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. Values
+ * that are the same for all rows are read first: for all the compiler knows, a byte that is stored might change anything. */
+INLINE void straight(const int8_job *job, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
                      const int divide, const int levelled, const int joins) {
   const epilogue *e = &job->finish.epilogue;
   const int n = rows->rows, zeros = job->zeros, biased = rows->bias[0] != NULL, scaled = job->scaled, each = job->factor_stride != 0;
@@ -257,9 +257,9 @@ INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *
   }
 }
 
-typedef void straight_fn(const dots_job *, const dots_rows *, const int32_t *, int64_t, const int32_t *);
+typedef void straight_fn(const int8_job *, const int8_rows *, const int32_t *, int64_t, const int32_t *);
 #define STRAIGHT(NAME, BYTES, DIVIDE, LEVELLED, JOINS)                                                                             \
-  static void straight_##NAME(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) { \
+  static void straight_##NAME(const int8_job *job, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) { \
     straight(job, rows, header, column, sums, BYTES, DIVIDE, LEVELLED, JOINS);                                                     \
   }
 #define STRAIGHT_EACH(NAME, LEVELLED, JOINS)                                                                                       \
@@ -280,14 +280,14 @@ static straight_fn *const straights[2][4][3] = {
     {STRAIGHT_LIST(levelled_alone), STRAIGHT_LIST(levelled_early), STRAIGHT_LIST(levelled_late), STRAIGHT_LIST(levelled_gated)},
 };
 
-INLINE straight_fn *straight_for(const dots_job *job, const dots_rows *rows) {
+INLINE straight_fn *straight_for(const int8_job *job, const int8_rows *rows) {
   const epilogue *e = &job->finish.epilogue;
   const int joins = !rows->residual[0] ? ALONE : !e->residual_last ? EARLY : e->gated ? GATED : LATE;
   return straights[job->levelled][joins][job->dtype == ASPEN_DT_F32 ? 0 : job->divide ? 2 : 1];
 }
 
 /* Columns [first, last) of n rows of values[ASPEN_NR], which begin at `column`, as bytes. */
-static void store_bytes(const dots_job *job, const dots_rows *rows, const float *values, int64_t column, int64_t first, int64_t last) {
+static void store_bytes(const int8_job *job, const int8_rows *rows, const float *values, int64_t column, int64_t first, int64_t last) {
   const int64_t stride = job->finish.out_stride;
   const divisor by = divisor_of(job->scale, job->reciprocal);
   const range to = range_of(job->zero, job->lowest);
@@ -304,8 +304,8 @@ static void store_bytes(const dots_job *job, const dots_rows *rows, const float 
   }
 }
 
-/* The epilogue of a block's sums. Of bytes the values come first, into the buffer of the sums. */
-static void finish(const dots_job *job, const dots_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
+/* The epilogue of a block's sums. For bytes the values come first, into the buffer of the sums. */
+static void finish(const int8_job *job, const int8_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
   const int bytes = job->dtype != ASPEN_DT_F32;
   float values[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
   mm_job to_values;
@@ -327,13 +327,13 @@ static void finish(const dots_job *job, const dots_rows *rows, float *sums, int6
   if (bytes) store_bytes(job, rows, values, column, first, last);
 }
 
-void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
+void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
   int32_t sums[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
   const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
   int left = 0; /* there are columns whose epilogue is to come */
   for (int at = 0; at < ASPEN_NR; at += WIDTH) {
     if (column + at >= last || column + at + WIDTH <= first) continue;
-    const int8_t *b = (const int8_t *)panel + DOTS_HEADER + at * DOTS_GROUP;
+    const int8_t *b = (const int8_t *)panel + INT8_HEADER + at * INT8_GROUP;
     const int32_t *header = (const int32_t *)panel + at;
 #if ROWS_WITH
     multiply_fn *f = job->with ? multiply_with[n - 1] : multiply_without[n - 1];
@@ -361,11 +361,11 @@ void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *pane
 /* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
 INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
 
-int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last) {
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
-  *job = (dots_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
+  *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
                     .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA)};
   if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
     return ASPEN_KERNEL_BAD_ARGUMENT;

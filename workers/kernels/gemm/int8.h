@@ -1,24 +1,25 @@
-/* Blocks of products of bytes, summed exactly in 32 bits: what QGEMM and QCONV share.
+/* Blocks of products of bytes, summed exactly in 32 bits, for QGEMM and QCONV.
  *
- * Left factors are rows of unsigned bytes (signed ones have 128 added, and so has their zero point), `taps` runs of whole groups of four terms
- * each. Right factors are packed in panels: three rows of 32-bit numbers, the columns' sums over all terms, their zero points y and constants,
- * then groups of four signed bytes for each column. That is what processors multiply and sum in one instruction (VNNI), four products a lane;
- * others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same everywhere.
+ * Left factors are rows of unsigned bytes: `taps` runs of whole groups of four terms each. Signed ones have 128 added, and so has their
+ * zero point. Right factors are packed in panels: three rows of 32-bit numbers, then groups of four signed bytes for each column. The rows
+ * are the columns' sums over all terms, their zero points y and their constants. Processors multiply and sum such groups in one instruction
+ * (VNNI), four products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same
+ * everywhere.
  *
  * Zero points come off afterwards: sum (a - z)(b - y) = sum a b - z sum b - (sum a - K z) y, K terms.
  */
-#ifndef ASPEN_DOTS_H
-#define ASPEN_DOTS_H
+#ifndef ASPEN_INT8_H
+#define ASPEN_INT8_H
 #include "gemm/mm.h"
 
 enum {
-  DOTS_GROUP = ASPEN_BYTES_GROUP,         /* terms side by side */
-  DOTS_PANEL_GROUP = DOTS_GROUP * ASPEN_NR, /* bytes of a group of a panel */
-  DOTS_HEADER = ASPEN_BYTES_HEADER * ASPEN_NR * 4 /* bytes in front of it */
+  INT8_GROUP = ASPEN_BYTES_GROUP,         /* terms side by side */
+  INT8_PANEL_GROUP = INT8_GROUP * ASPEN_NR, /* bytes of a group of a panel */
+  INT8_HEADER = ASPEN_BYTES_HEADER * ASPEN_NR * 4 /* bytes in front of it */
 };
 
-/* What is the same for all blocks of a tile. */
-typedef struct dots_job {
+/* The parameters that all blocks of a tile share. */
+typedef struct int8_job {
   mm_job finish;         /* the epilogue; strides in elements */
   int64_t groups;        /* of a run */
   int64_t a_step;        /* bytes between rows of a block */
@@ -33,10 +34,10 @@ typedef struct dots_job {
   uint8_t divide;        /* by scale: the reciprocal is not good enough */
   uint8_t levelled;      /* the epilogue rounds to levels, and that of their step is */
   int most;              /* rows of a block */
-} dots_job;
+} int8_job;
 
 /* The rows of a block. Pointers are those of column 0; bias, residual and factor are NULL in row 0 or in none. */
-typedef struct dots_rows {
+typedef struct int8_rows {
   int rows, taps;
   const uint8_t *const *runs; /* [taps], of the first row */
   char *out[MM_MAX_ROWS];
@@ -44,20 +45,20 @@ typedef struct dots_rows {
   uint32_t zero[MM_MAX_ROWS], rest[MM_MAX_ROWS]; /* z, and sum a - K z (read where there are zero points of columns) */
   const char *next;           /* brought nearer meanwhile, `next_step` bytes a group; NULL: more of the panel */
   int64_t next_step;
-} dots_rows;
+} int8_rows;
 
-INLINE int64_t dots_groups(int64_t terms) { return (terms + DOTS_GROUP - 1) / DOTS_GROUP; }
+INLINE int64_t int8_groups(int64_t terms) { return (terms + INT8_GROUP - 1) / INT8_GROUP; }
 
-/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`, and the
- * parameters y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
-int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`.
+ * The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last);
 
 /* The block times columns [first, last) of the panel at `column`. */
-void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last);
+void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last);
 
 /* Copies bytes, unsigned: `flip` is 128 for signed ones. */
-INLINE void dots_copy(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, uint8_t flip) {
+INLINE void int8_copy(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, uint8_t flip) {
   if (stride == 1 && !flip) memcpy(to, from, (size_t)n);
   else if (stride == 1)
     for (int64_t i = 0; i < n; i++) to[i] = from[i] ^ flip;

@@ -1,4 +1,4 @@
-/* Weights of 4 or 8 bits become floats: a panel of them for many rows, or term by term for few; of 16 see halves.c. See nbits.h. */
+/* Weights of 4 or 8 bits become floats: a panel of them for many rows, or term by term for few; of 16 see halves.c. See low_bit.h. */
 #include "gemm/low_bit.h"
 
 #define PANEL_VECTORS (ASPEN_NR / VL)
@@ -19,7 +19,7 @@ int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *
   return 0;
 }
 
-/* What turns the words of one vector of columns into weights. */
+/* The registers that turn the words of one vector of columns into weights. */
 typedef struct levels {
   vf table, zero, scale; /* table: of all levels less the zero point of all (4 bits, no others, 16 lanes) */
 } levels;
@@ -49,7 +49,7 @@ INLINE void open_block(levels *l, const int ZEROS, const char *block, int v) {
 #endif
 }
 
-/* The weights of term t of a group, of so many columns. */
+/* The weights of term t of a group, of a vector of columns. */
 INLINE vf weights(const levels *l, const int BITS, const int ZEROS, vi words, const int t) {
   const vi down = words >> (t * BITS);
 #if VL == 16

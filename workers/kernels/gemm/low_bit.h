@@ -1,15 +1,16 @@
-/* Weights of 4, 8 or 16 bits, as QNBITGEMM has them. Of 4 or 8: w = (q - z) * s, a scale s and perhaps a zero point z for each column and block of
- * terms. Of 16: f16 or bf16, without any of these.
+/* Weights of 4, 8 or 16 bits, as QNBITGEMM has them. A weight of 4 or 8 bits is w = (q - z) * s. Each column and block of terms has its
+ * scale s and perhaps a zero point z. Weights of 16 bits are f16 or bf16, without any of these.
  *
- * A panel of ASPEN_NR columns is its blocks, one behind the other: the columns' scales (f32), their zero points (bytes, where each has its own), then
- * groups of as many terms as 32 bits hold, a word a column: term t of the group is the bits from t * bits on. So a vector of words is a vector
- * of columns on every ISA, and a shift brings any of its terms down. Groups do not straddle blocks; behind the last term of all are zeros.
+ * A panel of ASPEN_NR columns is its blocks, one behind the other. A block is the columns' scales (f32), their zero points (bytes, where
+ * each has its own), and groups of terms. A group has as many terms as 32 bits hold, a word a column. Term t of the group is the bits from
+ * t * bits on. So a vector of words is a vector of columns on every ISA, and a shift brings any of its terms down. Groups do not straddle
+ * blocks; behind the last term of all are zeros.
  *
- * q - z is exact and times s rounds once, which is what DEQUANTIZE and DequantizeLinear do; f16 and bf16 become floats exactly. So sums of such
+ * q - z is exact and times s rounds once, as in DEQUANTIZE and DequantizeLinear; f16 and bf16 become floats exactly. So sums of such
  * weights have the bits of GEMM's.
  */
-#ifndef ASPEN_NBITS_H
-#define ASPEN_NBITS_H
+#ifndef ASPEN_LOW_BIT_H
+#define ASPEN_LOW_BIT_H
 #include "gemm/mm.h"
 
 enum {
@@ -32,7 +33,7 @@ int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *
 /* The weights of a panel: to[k][ASPEN_NR]. */
 void FN(nbits_unpack)(const nbits *w, const char *panel, float *to);
 
-/* Of 16 bits (halves.c): the terms [lo, hi) of a panel, to[hi - lo][ASPEN_NR]; what nbits_few does. */
+/* For 16 bits (halves.c): the terms [lo, hi) of a panel, to[hi - lo][ASPEN_NR]; the same as nbits_few. */
 void FN(halves_unpack)(const nbits *w, const char *panel, int64_t lo, int64_t hi, float *to);
 void FN(halves_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums);
 
@@ -49,7 +50,8 @@ INLINE int nbits_panels(const nbits *w, int64_t rows) { return w->bits && rows =
 #endif
 #define NBITS_MOST 8 /* rows times panels of a pass */
 
-/* Sums of up to NBITS_ROWS rows, whose terms are contiguous, as mm_block makes them, times 1 to nbits_panels panels: sums[panels][rows][ASPEN_NR]. */
+/* Sums of up to NBITS_ROWS rows, whose terms are contiguous, as mm_block makes them, times 1 to nbits_panels panels:
+ * sums[panels][rows][ASPEN_NR]. */
 void FN(nbits_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums);
 
 #endif

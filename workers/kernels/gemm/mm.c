@@ -5,7 +5,8 @@
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_COPIED 16 /* rows ahead that are copied to a panel */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
-#define STREAM_AHEAD 128   /* terms ahead in packed panels that come from memory: the hardware follows none beyond a page, which 32 terms fill */
+/* terms ahead in packed panels that come from memory: the hardware follows none beyond a page, which 32 terms fill */
+#define STREAM_AHEAD 128
 #define ROW_BYTES (ASPEN_NR * (int64_t)sizeof(float))
 
 int FN(mm_prepare)(mm_job *job, const int64_t *params) {
@@ -33,9 +34,9 @@ INLINE void term(const int R, const int V, const float *const *p, const float *b
   }
 }
 
-/* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. Between the terms,
- * `next`, out[AHEAD], to be written, and beside[AHEAD] are fetched; the narrower the vectors, the fewer loads a term has room for. stream: `next`
- * is a row of each panel. */
+/* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. Between the
+ * terms, `next`, out[AHEAD], to be written, and beside[AHEAD] are fetched; the narrower the vectors, the fewer loads a term has room for.
+ * stream: `next` is a row of each panel. */
 INLINE const float *contiguous_terms(const int R, const int V, const int stream, const float *const *p, const float *b, int64_t b_panel,
                                      int64_t terms, const char *next, int64_t next_step, const char *const *out, const char *const *beside,
                                      vf *sum) {
@@ -67,7 +68,8 @@ INLINE const float *contiguous_terms(const int R, const int V, const int stream,
   return b;
 }
 
-/* The same where B comes from memory: what is fetched lies STREAM_AHEAD terms ahead, and where the panels of `b` end, in those behind them. */
+/* The same where B comes from memory: what is fetched lies STREAM_AHEAD terms ahead, and where the panels of `b` end, in those behind
+ * them. */
 INLINE const float *streamed_terms(const int R, const int V, const float **p, const float *b, int64_t b_panel, int64_t terms,
                                    const char *const *out, const char *const *beside, vf *sum) {
   const int64_t inside = terms > STREAM_AHEAD ? (terms - STREAM_AHEAD) / 2 * 2 : 0;
@@ -393,7 +395,8 @@ INLINE void transpose_8x8(const float *from, int64_t stride, float *to) {
 void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n) {
   if (n_stride == 1) {
     for (int64_t k = 0; k < k_end; k++, b += k_stride, panel += ASPEN_NR) {
-      for (int i = 0; i < ASPEN_NR; i += 16) __builtin_prefetch(b + PREFETCH_COPIED * k_stride + i); /* short rows, which nothing else foresees */
+      /* short rows, which nothing else foresees */
+      for (int i = 0; i < ASPEN_NR; i += 16) __builtin_prefetch(b + PREFETCH_COPIED * k_stride + i);
       for (int64_t i = 0; i < ASPEN_NR; i += VL) vstore(panel + i, n - i <= 0 ? vzero() : vload_part(b + i, n - i));
     }
     return;

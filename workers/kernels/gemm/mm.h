@@ -1,9 +1,9 @@
 /* Blocks of a matrix product: the inner loops that GEMM and CONV share.
  *
- * A block is up to MM_ROWS rows of A, each with its own pointer, or MM_EVEN_ROWS that lie evenly, times columns of B; B comes in panels of ASPEN_NR columns,
- * b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B runs on through all
- * taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies, so that a
- * caller may cut rows and columns as it likes without changing a bit.
+ * A block is up to MM_ROWS rows of A, each with its own pointer, or MM_EVEN_ROWS that lie evenly, times columns of B. B comes in panels of
+ * ASPEN_NR columns, b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B
+ * runs on through all taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies. So
+ * a caller may cut rows and columns as it likes without changing a bit.
  */
 #ifndef ASPEN_MM_H
 #define ASPEN_MM_H
@@ -20,9 +20,9 @@
 #endif
 
 #define MM_MAX_ROWS ASPEN_MAX_ROWS /* the largest MM_EVEN_ROWS of any ISA */
-#define MM_SET_BYTES 4096 /* rows a multiple of so many bytes apart compete for the same sets of L1 */
+#define MM_SET_BYTES 4096 /* rows a multiple of this many bytes apart compete for the same sets of L1 */
 
-/* What is the same for all blocks of a tile. Strides in elements. */
+/* The parameters that all blocks of a tile share. Strides in elements. */
 typedef struct mm_job {
   int64_t k;        /* terms of a tap */
   int64_t a_stride; /* between the terms of a row */
@@ -48,7 +48,8 @@ typedef struct mm_rows {
   const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
   int64_t next_step;
   uint8_t stream;    /* instead: nothing but this block is multiplied with B, packed; it is brought nearer ahead of the reading */
-  /* A panel in parts, for up to MM_ROWS rows: the sums [rows][ASPEN_NR] of the terms before these, or NULL, and where they go if others follow, or NULL. */
+  /* A panel in parts, for up to MM_ROWS rows. from: the sums [rows][ASPEN_NR] of the terms before these, or NULL. to: where the sums go if
+   * other parts follow, or NULL. */
   const float *from;
   float *to;
 } mm_rows;
@@ -69,18 +70,18 @@ INLINE int mm_panels(int64_t rows) {
 /* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
-/* What follows the sums of a block, made elsewhere: sums[rows][ASPEN_NR] of the panel at `column`, which may be overwritten; columns
- * [first, last) of the box are written. */
+/* Finishes the sums of a block, made elsewhere: sums[rows][ASPEN_NR] of the panel at `column`, which may be overwritten. Columns [first,
+ * last) of the box are written. */
 void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last);
 
 struct nbits;
-/* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The scratch
- * memory of products of so many terms; halves: of such weights. */
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
-size_t aspen_scratch_seven(int64_t terms, int halves);
+/* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The
+ * scratch memory of products of `terms` terms; halves: of such weights. */
+int FN(mm_strassen)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
+size_t aspen_scratch_strassen(int64_t terms, int halves);
 
-/* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart, their outputs `to_step` and what
- * is added to them `residual_step` apart. In elements, channels contiguous. */
+/* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart. Their outputs are
+ * `to_step` apart and their residuals `residual_step`. In elements, channels contiguous. */
 #define MM_FEW_TERMS 128
 #define MM_FEWEST_PIXELS 4
 typedef struct mm_pixels {
@@ -88,8 +89,8 @@ typedef struct mm_pixels {
   int64_t taps, tap_step, depth, x_step, to_step, residual_step;
 } mm_pixels;
 
-/* Columns [lo, hi) of n >= MM_FEWEST_PIXELS neighbouring pixels, lo at the beginning of a panel. panels: panel 0, of rows that are used; bias,
- * residual (or NULL) and to: column 0. Sums are those of mm_block. */
+/* Columns [lo, hi) of n >= MM_FEWEST_PIXELS neighbouring pixels, lo at the beginning of a panel. panels: panel 0, of rows that are used;
+ * bias, residual (or NULL) and to: column 0. Sums are those of mm_block. */
 void FN(mm_row_of_pixels)(const mm_pixels *w, const float *x, int64_t n, const float *panels, int64_t panel_step, const float *bias,
                           const float *residual, float *to, int64_t lo, int64_t hi);
 
@@ -99,8 +100,8 @@ int FN(pointwise)(const aspen_call *c, const epilogue *e);
 /* Copies n ≤ ASPEN_NR columns of k_end terms into a panel, zeros behind them. Strides in elements. */
 void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n);
 
-/* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i),
- * mm_cut(rows, n, i + 1)). */
+/* Number of blocks for `rows` rows, of sizes that differ by one at most. Block i of n is rows [mm_cut(rows, n, i), mm_cut(rows, n, i +
+ * 1)). */
 INLINE int64_t mm_blocks(int64_t rows) { return (rows + MM_ROWS - 1) / MM_ROWS; }
 /* The same of rows that lie `step` elements apart, terms of one tap contiguous and B packed. */
 INLINE int64_t mm_even_blocks(int64_t rows, int64_t step) {

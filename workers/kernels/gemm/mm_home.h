@@ -1,5 +1,5 @@
-/* From the sums of a block, in registers, to the output: what micro-kernels of mm.h and pairs.h share. Lines that it reads and writes are listed, so
- * that they can be fetched one by one while the products are summed.
+/* From the sums of a block, in registers, to the output: shared by micro-kernels of mm.h and bf16.h. Lines that it reads and writes are
+ * listed, so that they can be fetched one by one while the products are summed.
  */
 #ifndef ASPEN_MM_HOME_H
 #define ASPEN_MM_HOME_H
@@ -141,8 +141,9 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
   else store_sums(R, V, whole, 0, rows, sum, column, last);
 }
 
-/* Lists the `n` lines that R rows of V vectors go to, over and over, and those of their residual; without one, the first list from its middle on.
- * Lines that are stored past the caches are not fetched: where there is nothing to fetch, `none` is listed, and for writing these very lists. */
+/* Lists the `n` lines that R rows of V vectors go to, over and over, and those of their residual. Without one, the second list is the first
+ * from its middle on. Lines that are stored past the caches are not fetched: where there is nothing to fetch, `none` is listed, and for
+ * writing these very lists. */
 INLINE void lines_to_come(const int R, const int V, const int n, const mm_job *job, const mm_rows *rows, int64_t column, const char *none,
                           const char **out, const char **beside) {
   const int across = (V + LINE - 1) / LINE, all = R * across, fetched = job->direct && !job->epilogue.past;

@@ -1,7 +1,7 @@
 /* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
- * Loops: panels of ASPEN_NR columns, blocks of rows (dots.h). Rows are read in place where they are unsigned, lie evenly, and are whole groups
- * of four; else the tile copies its rows to scratch memory first.
+ * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
+ * groups of four. Else the tile copies its rows to scratch memory first.
  */
 #include "gemm/int8.h"
 
@@ -12,11 +12,11 @@ typedef struct row_place {
   const uint8_t *a;
   char *out;
   const float *bias, *residual, *factor;
-  uint32_t zero, rest; /* see dots_rows */
+  uint32_t zero, rest; /* see int8_rows */
 } row_place;
 
 INLINE int64_t copied_row(int64_t k) {
-  const int64_t bytes = (dots_groups(k) * DOTS_GROUP + 63) / 64 * 64;
+  const int64_t bytes = (int8_groups(k) * INT8_GROUP + 63) / 64 * 64;
   return bytes % MM_SET_BYTES ? bytes : bytes + SPARE;
 }
 
@@ -30,15 +30,15 @@ size_t aspen_scratch_qgemm(const aspen_call *c) {
 #endif
 
 /* Rows [row, row + n) of the tile times columns [first, last) of the panel at `column`. */
-static void block(const dots_job *job, const row_place *places, int n, const char *panel, const char *next, int64_t next_step, int64_t column,
+static void block(const int8_job *job, const row_place *places, int n, const char *panel, const char *next, int64_t next_step, int64_t column,
                   int64_t first, int64_t last) {
-  dots_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step};
+  int8_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step};
   for (int r = 0; r < n; r++) {
     const row_place *p = places + r;
     rows.out[r] = p->out, rows.bias[r] = p->bias, rows.residual[r] = p->residual, rows.factor[r] = p->factor;
     rows.zero[r] = p->zero, rows.rest[r] = p->rest;
   }
-  FN(dots_block)(job, &rows, panel, column, first, last);
+  FN(int8_block)(job, &rows, panel, column, first, last);
 }
 
 int FN(qgemm)(const aspen_call *c) {
@@ -58,14 +58,14 @@ int FN(qgemm)(const aspen_call *c) {
     if (i < n_axis) rows *= c->hi[i] - c->lo[i];
   }
 
-  const int64_t k = a->dims[n_axis], groups = dots_groups(k), k_stride = a->strides[n_axis], copied = copied_row(k);
+  const int64_t k = a->dims[n_axis], groups = int8_groups(k), k_stride = a->strides[n_axis], copied = copied_row(k);
   const uint8_t flip = a->dtype == ASPEN_DT_I8 ? 0x80 : 0;
   if (c->scratch_bytes < (size_t)rows * (sizeof(row_place) + (size_t)copied) + 64) return ASPEN_KERNEL_SCRATCH;
   row_place *const places = c->scratch;
   uint8_t *copy = (uint8_t *)c->scratch + ((size_t)rows * sizeof(row_place) + 63) / 64 * 64;
   const aspen_arg *factor = operands[FACTOR], *zero = operands[ZERO], *bias = operands[BIAS], *residual = operands[RESIDUAL];
-  dots_job job;
-  if (FN(dots_open)(&job, out, bias, residual, factor, n_axis, c->params[0], c->params + 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  int8_job job;
+  if (FN(int8_open)(&job, out, bias, residual, factor, n_axis, c->params[0], c->params + 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
   job.groups = groups;
 
   /* Where each row is. */
@@ -76,7 +76,7 @@ int FN(qgemm)(const aspen_call *c) {
     for (int o = 0; o < OPERANDS; o++)
       if (operands[o]->dtype) at[o] += operands[o]->strides[i] * c->lo[i];
   }
-  int in_place = flip == 0 && k_stride == 1 && k % DOTS_GROUP == 0;
+  int in_place = flip == 0 && k_stride == 1 && k % INT8_GROUP == 0;
   const uint8_t *const bytes = (const uint8_t *)a->ptr;
   for (int64_t r = 0; r < rows; r++) {
     row_place *p = &places[r];
@@ -101,8 +101,8 @@ int FN(qgemm)(const aspen_call *c) {
   for (int64_t r = 0; r < rows && (!in_place || job.zeros); r++) {
     row_place *p = &places[r];
     if (!in_place) {
-      dots_copy(copy + r * copied, p->a, k_stride, k, flip);
-      memset(copy + r * copied + k, 0, (size_t)(groups * DOTS_GROUP - k));
+      int8_copy(copy + r * copied, p->a, k_stride, k, flip);
+      memset(copy + r * copied + k, 0, (size_t)(groups * INT8_GROUP - k));
       p->a = copy + r * copied;
     }
     if (job.zeros) {
@@ -112,7 +112,7 @@ int FN(qgemm)(const aspen_call *c) {
     }
   }
 
-  job.panel = DOTS_HEADER + groups * DOTS_PANEL_GROUP;
+  job.panel = INT8_HEADER + groups * INT8_PANEL_GROUP;
   const int64_t blocks = (rows + job.most - 1) / job.most, n_hi = c->hi[n_axis];
   const int64_t share = blocks > 1 ? job.panel / blocks / 64 * 64 : 0; /* of the next panel, which each block brings nearer */
   for (int64_t n = c->lo[n_axis]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */

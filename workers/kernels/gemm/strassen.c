@@ -1,18 +1,21 @@
 /* Products in seven products of halves instead of eight (V. Strassen, Gaussian Elimination is not Optimal, 1969), one level deep.
  *
- * Rows are taken in pairs 2 i, 2 i + 1, columns in pairs of panels, terms in halves. With A11 … A22 those of a pair of rows (1: the even one)
- * and a half of the terms, B11 … B22 those of a half of the terms and a panel:
- *   P1 = (A11 + A22)(B11 + B22)   P2 = (A21 + A22) B11   P3 = A11 (B12 - B22)   P4 = A22 (B21 - B11)
- *   P5 = (A11 + A12) B22          P6 = (A21 - A11)(B11 + B12)                   P7 = (A12 - A22)(B21 + B22)
- *   C11 = P1 + P4 - P5 + P7       C12 = P3 + P5       C21 = P2 + P4             C22 = P1 - P2 + P3 + P6
- * STRASSEN makes the left factors, once for all that read A (a last row without a partner is its own). The right ones GEMM makes of a pair of panels while it multiplies the first
- * rows with them, and keeps them for the other rows of the tile: weights are kept once. Those of 16 bits become floats before, a part at a time.
+ * Rows are taken in pairs 2 i, 2 i + 1, columns in pairs of panels, terms in halves. A11 … A22 belong to a pair of rows (1: the even one)
+ * and a half of the terms. B11 … B22 belong to a half and a panel.
+ *
+ * - P1 = (A11 + A22)(B11 + B22), P2 = (A21 + A22) B11, P3 = A11 (B12 - B22), P4 = A22 (B21 - B11)
+ * - P5 = (A11 + A12) B22, P6 = (A21 - A11)(B11 + B12), P7 = (A12 - A22)(B21 + B22)
+ * - C11 = P1 + P4 - P5 + P7, C12 = P3 + P5, C21 = P2 + P4, C22 = P1 - P2 + P3 + P6
+ *
+ * STRASSEN makes the left factors, once for all that read A (a last row without a partner is its own). GEMM makes the right ones of a pair
+ * of panels while it multiplies the first rows, and keeps them for the tile's other rows. So weights are stored once. Weights of 16 bits
+ * become floats before, a part at a time.
  *
  * A value is rounded beside the largest of its pair's rows, not of its own alone. So pairs whose rows are of very unlike size, or not
- * finite, are computed directly: it depends on the pair alone which way is taken, never on the tile.
+ * finite, are computed directly. The choice depends on the pair alone, never on the tile.
  *
- * An eighth fewer multiplications are paid for by more loads and stores, most of them of L2, which the part that is multiplied at a time must
- * not overflow; and a store that has to wait for its line holds up all behind it, so lines that are stored to are fetched before.
+ * An eighth fewer multiplications are paid for by more loads and stores. Most of them go to L2, which the part that is multiplied at a time
+ * must not overflow. A store that has to wait for its line holds up all behind it, so lines that are stored to are fetched before.
  */
 #include "gemm/low_bit.h"
 #include "vector/stores.h"
@@ -40,8 +43,8 @@
 
 enum { TOP, BOTTOM };
 
-/* Floats of a pair's left factors, [parts][PRODUCTS][padded terms], zeros up to an uneven number of lines, so that rows do not compete for the
- * same sets of L1, and in the last one whether the pair is alike. */
+/* Floats of a pair's left factors, [parts][PRODUCTS][padded terms]. Zeros fill up to an uneven number of lines, so that rows do not compete
+ * for the same sets of L1. The last one says whether the pair is alike. */
 static int64_t left_floats(int64_t half) { return PRODUCTS * ((half / LINE + 1) | 1) * LINE; }
 
 /* Halves of many terms are cut into parts, whole lines but for the last one. */
@@ -53,7 +56,7 @@ static int64_t part_end(int64_t half, int64_t parts, int64_t part) {
 static int64_t padded(int64_t terms) { return (terms + LINE - 1) / LINE * LINE; }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_seven(int64_t terms, int halves) {
+size_t aspen_scratch_strassen(int64_t terms, int halves) {
   const int64_t half = terms / 2, parts = parts_of(half);
   const int64_t products = parts > 1 ? PAIRS * PRODUCTS : 0;
   const int64_t floats = halves ? QUADRANTS * part_end(half, parts, 0) + terms : 0;
@@ -63,8 +66,8 @@ size_t aspen_scratch_seven(int64_t terms, int halves) {
 
 /* ---- left factors ---- */
 
-/* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole lines; then those of the next
- * pair, `step` elements on, are brought nearer. past: they are stored past the caches. */
+/* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole lines; then those of
+ * the next pair, `step` elements on, are brought nearer. past: they are stored past the caches. */
 INLINE void part_of(const int unit, const int past, const float *const *row, int64_t stride, int64_t step, int64_t half, int64_t lo, int64_t hi, float *to, vf *largest,
                     vf *nothing) {
   const int64_t each = padded(hi - lo);
@@ -137,7 +140,8 @@ int FN(strassen)(const aspen_call *c) {
 
 /* ---- products ---- */
 
-/* One term: R rows, `row` apart, three to a pointer, times WIDE vectors of b1 (ALONE), b1 + b2 (SUM) or b1 - b2 (DIFFERENCE), which are kept. */
+/* One term: R rows, `row` apart, three to a pointer, times WIDE vectors, which are kept. The vectors are b1 (ALONE), b1 + b2 (SUM) or b1 -
+ * b2 (DIFFERENCE). */
 enum right_factor { ALONE, SUM, DIFFERENCE };
 INLINE void term(const int R, const int how, const float *const *base, int64_t row, int64_t k, const float *b1, const float *b2, float *keep, vf *sum) {
   vf w[WIDE];
@@ -157,8 +161,8 @@ INLINE void term(const int R, const int how, const float *const *base, int64_t r
   }
 }
 
-/* What else is done while terms are multiplied: these are brought nearer, from `next` on, `step` bytes for two terms, and lines[0 … mask], to be
- * written where `write`. */
+/* Lines that are brought nearer while terms are multiplied: from `next` on, `step` bytes for two terms, and lines[0 … mask], to be written
+ * where `write`. */
 typedef struct aside {
   const char *next, *const *lines;
   int64_t step;
@@ -304,12 +308,13 @@ typedef struct right_part {
   int64_t half, panel;    /* … and how far behind those of the other half and of the other panel are */
   float *kept;            /* [KEPT][part][ASPEN_NR] */
   const char *coming[QUADRANTS]; /* what is multiplied with after it, as it is kept; NULL: nothing */
-  int64_t share;          /* of which so many bytes are brought nearer with every two terms */
+  int64_t share;          /* bytes of them that are brought nearer with every two terms */
   int last;               /* of the parts */
 } right_part;
 
-/* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right factors. */
-static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
+/* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right
+ * factors. */
+static void strassen_block(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
   const int64_t half = job->k / 2, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
   const int64_t quadrant[QUADRANTS] = {0, w->half, w->panel, w->panel + w->half};
   const int passes = ASPEN_NR / (WIDE * VL);
@@ -349,8 +354,8 @@ static int cut_blocks(const pair *pairs, int n, int *start) {
   return blocks;
 }
 
-/* Weights as they are kept: floats, or 16 bits (`halves`), which become floats in scratch memory: a part of a pair of panels in
- * `part`[QUADRANTS][longest][ASPEN_NR], for rows that are computed directly a whole panel in `whole`[terms][ASPEN_NR]. */
+/* Weights as they are kept: floats, or 16 bits (`halves`), which become floats in scratch memory. A part of a pair of panels goes to
+ * `part`[QUADRANTS][longest][ASPEN_NR]. For rows that are computed directly a whole panel goes to `whole`[terms][ASPEN_NR]. */
 typedef struct right_weights {
   const nbits *halves; /* NULL: floats */
   const char *panels;
@@ -385,8 +390,8 @@ static void direct_columns(const mm_job *job, const pair *pairs, int n, const ri
   }
 }
 
-/* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B. scratch: the right factors, then, where
- * there are several parts, the products so far, [PAIRS][PRODUCTS][ASPEN_NR]. */
+/* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B. scratch: the right factors,
+ * then, where there are several parts, the products so far, [PAIRS][PRODUCTS][ASPEN_NR]. */
 static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const right_weights *weights, int64_t first, int64_t last, int64_t columns,
                   float *scratch) {
   const int64_t half = job->k / 2, parts = parts_of(half), item = weights->halves ? 2 : (int64_t)sizeof(float);
@@ -415,7 +420,7 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
         const int rows = start[i + 1] - start[i];
         float whole[PRODUCTS * ROWS * ASPEN_NR] __attribute__((aligned(64)));
         float *products = parts > 1 ? so_far + start[i] * PRODUCTS * ASPEN_NR : whole;
-        seven(job, &w, of, of->left, rows > 1 ? of[1].left - of->left : 0, rows, i, products);
+        strassen_block(job, &w, of, of->left, rows > 1 ? of[1].left - of->left : 0, rows, i, products);
         for (int at = 0, n; w.last && at < rows; at += n) {
           n = rows - at < MM_ROWS ? rows - at : MM_ROWS;
           finish(job, of + at, n, products + at * ASPEN_NR, (int64_t)rows * ASPEN_NR, column, from, last);
@@ -426,7 +431,7 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
   }
 }
 
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
+int FN(mm_strassen)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
   const aspen_arg *out = &c->args[0], *left = &c->args[7];
   const aspen_arg *operands[4] = {&c->args[1], out, &c->args[3], &c->args[4]};
   const int rank = out->rank, m_axis = rank - 2;
@@ -434,7 +439,7 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
   if (gemm->k % 2 || left->rank != rank || left->dtype != ASPEN_DT_F32 || left->strides[rank - 1] != 1 ||
       left->dims[m_axis] != (rows + 1) / 2 || left->dims[rank - 1] != left_floats(half))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->scratch_bytes < aspen_scratch_seven(gemm->k, halves != NULL)) return ASPEN_KERNEL_SCRATCH;
+  if (c->scratch_bytes < aspen_scratch_strassen(gemm->k, halves != NULL)) return ASPEN_KERNEL_SCRATCH;
   mm_job job = *gemm;
   for (int i = 0; i <= m_axis; i++) {
     if (i < m_axis && left->dims[i] != out->dims[i]) return ASPEN_KERNEL_BAD_ARGUMENT;

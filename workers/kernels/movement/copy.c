@@ -1,6 +1,6 @@
-/* COPY: any strides to any strides. Runs of a few elements that are contiguous on both sides (pairs of columns, say, in a move from space to depth)
- * count as one element. Where the input's and the output's unit-stride axes differ (NCHW ↔ NHWC, Transpose) the box is walked
- * in square blocks of those two axes, so that each cache line of either side is used whole while it is in L1. */
+/* COPY: any strides to any strides. Runs of a few elements that are contiguous on both sides (pairs of columns, say, in SpaceToDepth) count
+ * as one element. Where the input's and the output's unit-stride axes differ (NCHW ↔ NHWC, Transpose) the box is walked in square blocks of
+ * those two axes. So each cache line of either side is used whole while it is in L1. */
 #include "vector/vec.h"
 #include "vector/nd.h"
 #include "movement/transpose.h"

@@ -1,4 +1,5 @@
-/* GATHER and GATHER_ELEMENTS: moves of elements of any fixed size. Indices are read once and checked: a client may change them meanwhile. */
+/* GATHER and GATHER_ELEMENTS: moves of elements of any fixed size. Indices are read once and checked: a client may change them
+ * meanwhile. */
 #include "vector/nd.h"
 #include "vector/vec.h"
 

@@ -18,7 +18,8 @@ static inline void transpose_4x4(char *out, int64_t so, const char *in, int64_t 
   *(tr_v4 *)(out + 3 * so) = __builtin_shuffle(d, e, (tr_v4){2, 3, 6, 7});
 }
 
-/* out[r][c] = in[c][r]. In out, rows are `so` bytes apart and columns contiguous; in `in`, rows are contiguous and columns `si` bytes apart. */
+/* out[r][c] = in[c][r]. In out, rows are `so` bytes apart and columns contiguous; in `in`, rows are contiguous and columns `si` bytes
+ * apart. */
 static inline void transpose(char *out, int64_t so, const char *in, int64_t si, int64_t rows, int64_t columns, size_t size) {
   const int64_t unit = (int64_t)size;
   if (columns < 4) { /* images of few channels: each column runs along its own line of the input */

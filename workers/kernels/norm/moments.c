@@ -1,10 +1,10 @@
 /* MOMENTS and STANDARDIZE: normalisation of groups of channels over all pixels of an image, in two steps that tiles share by pixels.
  *
  * MOMENTS writes mean and sum of squared deviations of each block of pixels; STANDARDIZE puts the blocks of an image together and
- * normalises. Which pixels are a block is a matter of the shape alone, so no value depends on tiles.
+ * normalises. Blocks of pixels follow from the shape alone, so no value depends on tiles.
  *
- * A part of a block that fits a near cache is read twice: for its mean in f32, then for the sums of deviations from it and of their
- * squares. The former sum, zero but for rounding, corrects both results, so a mean far from zero costs nothing. Parts are put together in f64.
+ * A part of a block that fits a near cache is read twice: for its mean in f32, then for deviations and their squares. The
+ * former sum, zero but for rounding, corrects both results, so a mean far from zero costs nothing. Parts are put together in f64.
  */
 #include <math.h>
 
@@ -241,7 +241,7 @@ int FN(moments)(const aspen_call *c) {
 
 /* ---- STANDARDIZE ---- */
 
-/* What is known of the channels [lo, hi) of image n: a result is (x - mean) * scale + shift. Stays for the next tile. */
+/* The coefficients of the channels [lo, hi) of image n: a result is (x - mean) * scale + shift. Stays for the next tile. */
 typedef struct {
   int64_t n, lo, hi, made;
 } header;

@@ -32,7 +32,7 @@ LANES_COLUMNS(columns_min, INFINITY, STEP_MIN_NAN, vmin_nan)
 typedef float (*rows_fn)(nd *, int64_t, float);
 typedef void (*columns_fn)(vf *, nd *, int64_t, int64_t, int64_t, const vf *);
 
-/* What remains to do with an output once its elements are folded. n: elements an output; offset: what LOG_SUM_EXP subtracted. */
+/* Finishes an output once its elements are folded. n: elements an output; offset: the number that LOG_SUM_EXP subtracted. */
 static inline float finish_f32(int op, float r, float n, float offset) {
   switch (op) {
     case ASPEN_R_MEAN: return r / n;

@@ -70,8 +70,8 @@ int FN(argreduce)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* Sums that run along an axis, of m ≤ LINE columns at a time: steps of the axis before the box are summed alone,
- * then results are written. along, across: bytes, input and output. Integers wrap (-fwrapv).
+/* Sums that run along an axis, of m ≤ LINE columns at a time. Steps of the axis before the box are summed without output, then results are
+ * written. along, across: bytes, input and output. Integers wrap (-fwrapv).
  *
  * Where columns lie side by side the loop over them is vector code. Where the axis itself does, each column is a chain of additions that
  * wait for each other: ROWS chains hide that. */

@@ -1,5 +1,6 @@
-/* TOPK: where the k greatest (or least) elements of an axis are, best first; of equal ones the first comes first, a NaN is greater than every
- * number. The result is defined by that order alone, so it does not show how it was found: a heap holds the best so far, its worst on top. */
+/* TOPK: places of the k greatest (or least) elements of an axis, best first. The first of equal ones comes first, and a NaN is greater than
+ * every number. The result is defined by that order alone, so it does not show how it was found. A heap holds the best so far, its worst on
+ * top. */
 #include "vector/nd.h"
 #include "vector/vec.h"
 
@@ -17,7 +18,7 @@ static inline uint64_t key_f64(double v) {
   memcpy(&bits, &v, 8);
   return bits >> 63 ? ~bits : bits | 1ull << 63;
 }
-/* Of half floats in the same order: sign and magnitude, NaN above `infinity`. */
+/* The key of a half float in the same order: sign and magnitude, NaN above `infinity`. */
 static inline uint64_t key_half(uint16_t v, uint16_t infinity) {
   const uint16_t magnitude = v & 0x7fff;
   if (magnitude > infinity) return UINT64_MAX;
@@ -47,8 +48,8 @@ static void make_heap(entry *heap, int64_t n) {
   X(i16, int16_t, I16, key_signed(v)) X(u16, uint16_t, U16, key_unsigned(v)) X(i32, int32_t, I32, key_signed(v))         \
   X(u32, uint32_t, U32, key_unsigned(v)) X(i64, int64_t, I64, key_signed(v)) X(u64, uint64_t, U64, key_unsigned(v))
 
-/* Fills the heap with the k best of n elements. `flip`: all ones where the greatest are best. An element is read once: what a hostile client
- * changes meanwhile makes the result wrong, never the heap. */
+/* Fills the heap with the k best of n elements. `flip`: all ones where the greatest are best. An element is read once: what a hostile
+ * client changes meanwhile makes the result wrong, never the heap. */
 #define SELECT_TYPE(S, T, D, KEY)                                                                                        \
   static void select_##S(entry *heap, int64_t k, const char *p, int64_t step, int64_t n, uint64_t flip) {                \
     for (int64_t i = 0; i < n; i++) {                                                                                    \

@@ -4,9 +4,9 @@
  * weights R and puts the gates together. With few rows a step takes as long as it takes to read R, so
  *  - R is read once a step for all rows of the tile: loops are units, then blocks of rows, then terms;
  *  - all gates of a vector of units are summed up side by side, from one run of memory (`UNITS` units a panel);
- *  - every other step goes through the units backwards: what of R the cache still holds of the last step is used before it is pushed out.
- *    Of 3 MB and a cache of 2, a step then misses half instead of everything.
- * Each sum has one order (terms ascending, one fused multiply-add each), whatever the rows beside it, the direction or the box.
+ *  - every other step goes through the units backwards: the part of R that is still in the cache is used before it is pushed out. With 3 MB
+ *    and a cache of 2, a step then misses half instead of everything. Each sum has one order (terms ascending, one fused multiply-add
+ *    each), whatever the rows beside it, the direction or the box.
  *
  * The states live in scratch memory, padded to whole panels with zeros that stay zeros; Y is written from there and never read. */
 #include "kernel.h"
@@ -93,7 +93,7 @@ static void multiply(const block *out, const float *a, int64_t a_row, const floa
   }
 }
 
-/* How many rows a block has at most, and how many vectors of units with so many rows. */
+/* The most rows of a block, and the most vectors of units with that number of rows. */
 static int most_rows(int gates) {
   int rows = MOST_ROWS;
   while (!FITS(gates, rows, 1)) rows--;
@@ -114,7 +114,7 @@ INLINE vf projected(const job *j, const float *p, int gate, int64_t unit) {
   return left >= VL ? vload(p) : vload_part(p, left);
 }
 
-/* What the gates of a step read and write: P of the step, states before and after, and of GRUs that reset before the product, the update
+/* The operands of the gates of a step: P of the step, and states before and after. GRUs that reset before the product also have the update
  * gate and the reset state. `cell` is overwritten in place: each element is read by nobody but who writes it. */
 typedef struct states {
   const float *p, *h;
@@ -125,7 +125,7 @@ typedef struct states {
 INLINE vf decay(vf t) { return vexp2_(vmax(vset1(-150), t * vset1(-1.44269504f))); }
 
 /* Sigmoid and tanh as quotients, of which several share a division: denominators lie between 1 and 2, so neither they nor their products
- * overflow. Both are within 3e-7 of what they should be. */
+ * overflow. Both are within 3e-7 of the exact values. */
 typedef struct quotient {
   vf over, under;
 } quotient;
@@ -228,7 +228,7 @@ INLINE void rnn_output(const job *j, const states *s, const block *b) {
 enum phase { LSTM_GATES, GRU_GATES, RESET_GATES, RESET_OUTPUT, RNN_OUTPUT };
 static const int gates_of[] = {[LSTM_GATES] = 4, [GRU_GATES] = 3, [RESET_GATES] = 2, [RESET_OUTPUT] = 1, [RNN_OUTPUT] = 1};
 
-/* What the block's gates will read of P comes nearer while it multiplies: it lies in short pieces, and another core may have made it. */
+/* The part of P that the block's gates will read comes nearer meanwhile: it lies in short pieces, and another core may have made it. */
 INLINE void ahead(const job *j, const states *s, const block *b) {
   if (j->p_unit != 1) return;
   for (int64_t r = 0; r < b->rows; r++)
@@ -238,14 +238,14 @@ INLINE void ahead(const job *j, const states *s, const block *b) {
     }
 }
 
-/* All rows of units [first, last) of a step: `a`, a state, times `panels`, and what is made of it. */
+/* All rows of units [first, last) of a step: `a`, a state, times `panels`, and its results. */
 static void one_step(enum phase phase, const job *j, const states *s, const float *a, const float *panels, int64_t first, int64_t last,
                      int backwards) {
   block all = {.gates = gates_of[phase], .rows = j->rows, .sums = s->sums};
   const int64_t blocks = (j->rows + most_rows(all.gates) - 1) / most_rows(all.gates);
   const int64_t wide = most_vectors(all.gates, (int)((j->rows + blocks - 1) / blocks)) * VL;
   const int64_t begin = first / VL * VL, turns = (last - begin + wide - 1) / wide;
-  /* Of several blocks of rows each takes some terms before any goes on, so that all but the first find the weights in the nearest cache. */
+  /* Each of several blocks of rows takes some terms before any goes on: all but the first find the weights in the nearest cache. */
   const int64_t near = blocks > 1 ? NEAR_BYTES / (wide * all.gates * (int64_t)sizeof(float)) : j->units;
   for (int64_t t = 0; t < turns; t++) {
     all.unit = begin + (backwards ? turns - 1 - t : t) * wide;

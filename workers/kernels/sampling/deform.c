@@ -1,5 +1,5 @@
-/* DEFORM: what a deformable convolution reads, laid out so that a convolution of single pixels does the rest: for each pixel of its output, tap
- * by tap, the channels of the input at a place between pixels that the tap's offset says, times the tap's mask.
+/* DEFORM: the input of a deformable convolution, laid out so that a convolution of single pixels does the rest. For each pixel of output,
+ * tap by tap, it has the channels at the tap's place, which its offset moves between pixels, times its mask.
  */
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* GRIDSAMPLE: an image read at points that a tensor gives, between its pixels.
  *
  * Points go in blocks. Their coordinates become, axis by axis, places of pixels (-1: outside, where everything is zero) and weights, in
- * vectors of points, all in single precision, as others compute them: where one rounding decides which pixel is the nearest, results are
+ * vectors of points. All is in single precision, as others compute them: where one rounding decides which pixel is the nearest, results are
  * theirs. A result is the sum of weight times pixel over the combinations of all axes, the last axis fastest.
  *
  * Where the image's channels lie side by side and are not few, a vector holds channels of a point; else points of a channel.
@@ -18,7 +18,7 @@ enum { ZEROS, BORDER, REFLECTION };
 #define BLOCK 64           /* points */
 #define FEW 8              /* channels: fewer do not fill vectors */
 #define ROOM 16384         /* floats of points whose channels do not lie side by side in the result */
-#define FAR 1073741824.0f  /* beyond any axis; what is no number lies there too, before the first pixel */
+#define FAR 1073741824.0f  /* beyond any axis; NaN lies there too, before the first pixel */
 #define CUBIC_A -0.75f
 
 typedef struct {

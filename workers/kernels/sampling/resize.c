@@ -1,10 +1,10 @@
 /* RESIZE as ONNX defines it: nearest (any fixed-size type), linear and cubic (f32), over any axes.
  *
  * Along each resized axis an output coordinate maps to a few input indices with weights (taps), computed in double as the specification
- * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line; a line is a sum over the combinations
+ * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line. A line is a sum over the combinations
  * of taps of the other axes, last axis fastest, of the product of weights times the input. Where the innermost axis is not resized but the
- * one around it is (channels of pixels), lines of pixels are summed and weighted in the same way.
- * The box is walked in blocks of the two innermost axes, whose taps are computed once a block.
+ * one around it is (channels of pixels), lines of pixels are summed and weighted likewise. The box is walked in blocks of the two innermost
+ * axes, whose taps are computed once a block.
  */
 #include <math.h>
 
@@ -53,7 +53,8 @@ static double input_coordinate(const resize_params *r, const axis_state *a, doub
   return (x + 0.5) / a->scale - 0.5;
 }
 
-/* The same in single precision, where one rounding more or less decides which element is the nearest: so compute onnxruntime and PyTorch. */
+/* The same in single precision, where one rounding more or less decides which element is the nearest: so compute onnxruntime and
+ * PyTorch. */
 static double nearest_coordinate(const resize_params *r, const axis_state *a, float x) {
   const float scale = (float)a->scale, in = (float)a->in, width = scale * in;
   switch (r->coordinate) {
@@ -68,7 +69,7 @@ static double nearest_coordinate(const resize_params *r, const axis_state *a, fl
 
 static int64_t clamped(double i, int64_t n) { return i > 0 ? (i < (double)(n - 1) ? (int64_t)i : n - 1) : 0; }
 
-/* Fills the taps of output index i; taps of weight 0 are left out, which keeps infinities of elements that do not count out of sums. */
+/* Fills the taps of output index i. Taps of weight 0 are left out, which keeps infinities of elements that do not count out of sums. */
 static void find_taps(const resize_params *r, const axis_state *a, int64_t i, tap_set *set) {
   if (!a->moved) {
     set->n = 1, set->index[0] = i, set->offset[0] = i * a->si, set->weight[0] = 1;
@@ -247,7 +248,7 @@ static int64_t span(const tap_set *sets, int64_t n, int64_t *first) {
   return last - least + 1;
 }
 
-/* n pixels of m channels, which lie next to each other in both: `o` is the first one's, `p` where channel 0 of the input's row of pixels is.
+/* n pixels of m channels, which lie next to each other in both. o: the first pixel. p: channel 0 of the input's row of pixels.
  * sets: the taps of the pixels. */
 static void resize_pixels(const axis_state *axes, int outer, const tap_set *sets, char *o, const char *p, int64_t n, int64_t m) {
   const axis_state *middle = &axes[outer - 1];
@@ -327,7 +328,7 @@ int FN(resize)(const aspen_call *c) {
   axis_state *inner = &axes[outer], *middle = &axes[outer - 1];
   block_taps taps;
   tap_set cached[BLOCK]; /* of the middle axis */
-  /* Of the whole node, not of the tile: how an output is rounded must not depend on tiles. */
+  /* A rule of the whole node, not of the tile: how an output is rounded must not depend on tiles. */
   const int pixels = r.mode != NEAREST && !inner->moved && middle->moved && inner->si == unit && inner->so == unit && middle->in <= 2 * middle->out;
   for (int64_t i0 = inner->lo; i0 < inner->hi; i0 += BLOCK) {
     const int64_t m = nd_min(BLOCK, inner->hi - i0);

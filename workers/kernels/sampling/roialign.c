@@ -1,9 +1,9 @@
 /* ROIALIGN: regions of images, each cut into cells; a cell is the average or the maximum of points in it, each between four pixels.
  *
- * Points of a region lie on a lattice, so along each axis a cell has a list of pixels with weights. Averages put together what several points
- * give to the same pixel: neighbouring points share most. A result is the sum over the cell's rows and, within them, columns of the product
- * of both weights times the pixel. A maximum is that of all points' four pixels times their weights, as onnxruntime has it; points outside
- * count as zero there. Coordinates are in single precision.
+ * Points of a region lie on a lattice, so along each axis a cell has a list of pixels with weights. Averages put together the shares of
+ * several points in the same pixel: neighbouring points share most. A result is the sum over the cell's rows and, within them, columns of
+ * the product of both weights times the pixel. A maximum is that of all points' four pixels times their weights, as onnxruntime has it;
+ * points outside count as zero there. Coordinates are in single precision.
  */
 #include <math.h>
 
@@ -45,8 +45,8 @@ size_t aspen_scratch_roialign(const aspen_call *c) {
 }
 #endif
 
-/* Adds to the weight of a pixel that one of the last entries has, or appends it. Points go one way: forwards, one of the last two may have it,
- * backwards, one of the last three. */
+/* Adds to the weight of a pixel that one of the last entries has, or appends it. Points go one way: forwards, one of the last two may have
+ * it, backwards, one of the last three. */
 INLINE void put(pixel *list, int32_t *count, int64_t room, int64_t offset, float weight) {
   const int32_t n = *count;
   for (int32_t k = n - 1; k >= 0 && (k >= n - 3 || n == room); k--)
@@ -64,7 +64,7 @@ static void find(axis *x, int64_t lo, int64_t hi, int64_t cells, float start, fl
                  int largest) {
   const float bin = size / (float)cells, last = (float)extent;
   const float wanted = ratio > 0 ? (float)ratio : ceilf(bin);
-  const int64_t points = wanted >= 1 ? (int64_t)fminf(wanted, MOST) : 0; /* none where it is no number */
+  const int64_t points = wanted >= 1 ? (int64_t)fminf(wanted, MOST) : 0; /* none for NaN */
   const float share = 1.0f / (float)nd_max(points, 1);
   for (int64_t cell = lo; cell < hi; cell++) {
     pixel *list = x->list + (cell - lo) * x->room;

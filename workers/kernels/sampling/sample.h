@@ -1,7 +1,7 @@
-/* What kernels that read images between their pixels share: sums of a few weighted pixels, for many channels at a time.
+/* Sums of a few weighted pixels, for many channels at a time: shared by the kernels that read images between their pixels.
  *
- * A sum starts from zero and takes one fused (on the portable ISA, plain) multiply-add a pixel, in the order of the list, whichever of these
- * functions computes it.
+ * A sum starts from zero and takes one fused (on the portable ISA, plain) multiply-add a pixel, in the order of the list. All functions
+ * here agree on that.
  */
 #ifndef ASPEN_SAMPLE_H
 #define ASPEN_SAMPLE_H

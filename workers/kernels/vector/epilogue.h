@@ -1,10 +1,10 @@
-/* What a kernel does to its sums while they are in registers: bias, residual, activation, scale and shift, residual.
+/* The end of a kernel's sums while they are in registers: bias, residual, activation, scale and shift, residual.
  *
  *   y = f(alpha * sum + bias [+ residual]) [* scale + shift] [+ residual, or * residual]
  *
- * The residual is added once, before or after the activation (`residual_last`). Each step is one rounded operation of vec.h (scale and shift
- * one vfma), so whoever follows this order gets the bits of everyone else. Activations that are few instructions run on the vectors; the
- * others go through act.h, by way of a buffer in L1, where they share one loop: either way the bits are those of UNARY.
+ * The residual is added once, before or after the activation (`residual_last`). Each step is one rounded operation of vec.h (scale and
+ * shift one vfma), so whoever follows this order gets the bits of everyone else. Activations of few instructions run on the vectors. The
+ * others go through act.h, by way of a buffer in L1, where they share one loop. Either way the bits are those of UNARY.
  */
 #ifndef ASPEN_EPILOGUE_H
 #define ASPEN_EPILOGUE_H
@@ -31,7 +31,8 @@ typedef struct epilogue {
   uint8_t past;          /* whole lines of the output go past the caches (stores.h) */
 } epilogue;
 
-/* From an ACT parameter triple and residual_last: 0, 1 or 2 (gated). Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32 form. */
+/* From an ACT parameter triple and residual_last: 0, 1 or 2 (gated). Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32
+ * form. */
 int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t residual_last);
 
 /* Inputs `i` and `i` + 1 of a call, scale and shift: f32 of n contiguous elements each, or both absent and NULL. Returns 0, or

@@ -1,10 +1,10 @@
 /* Reductions of f32 in an order that shapes and strides alone decide. Shared by REDUCE, SOFTMAX and NORM.
  *
  * The reduced axes form a nest of their own (nd.h) over the whole tensor: it never depends on the tile. Two forms:
- *  - rows: the innermost reduced axis is contiguous. Four vectors of partial results take turns; they are folded into a total every
- *    LANES_CHUNK elements, which keeps long sums accurate, and combined in a fixed tree at the end.
+ *  - rows: the innermost reduced axis is contiguous. Four vectors of partial results take turns. They are folded into a total every
+ *   LANES_CHUNK elements, which keeps long sums accurate, and combined in a fixed tree at the end.
  *  - columns: any other stride. Each output has its own lane, which takes the elements one after another; again folded every COLUMNS_CHUNK.
- *    Up to COLUMNS neighbouring outputs are computed together. What lies in the other lanes never matters.
+ *    Up to COLUMNS neighbouring outputs are computed together. The content of the other lanes never matters.
  */
 #ifndef ASPEN_LANES_H
 #define ASPEN_LANES_H

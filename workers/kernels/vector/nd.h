@@ -1,10 +1,10 @@
 /* Strided iteration shared by the kernels that are not matrix-like.
  *
- * nd_open() turns a call's box into a loop nest over *bytes*: axes of extent 1 dropped, axes with a negative output stride reversed,
- * the rest sorted so that the innermost has the smallest output stride (channels-last tensors keep their logical order N, C, H, W but
- * C is the innermost here), and neighbours merged when every argument allows it. Nothing about a *value* may depend on what it does:
- * the order in which elements are visited differs from tile to tile. Kernels whose values depend on an order (sums) choose their
- * reduced axes from the shapes and strides of the whole tensors instead (nd_add_axis on a nest of their own).
+ * nd_open() turns a call's box into a loop nest over *bytes*. Axes of extent 1 are dropped, and axes with a negative output stride
+ * reversed. The rest are sorted so that the innermost has the smallest output stride. Channels-last tensors keep their logical order N, C,
+ * H, W, but C is the innermost here. Neighbours are merged when every argument allows it. Nothing about a *value* may depend on what it
+ * does: the order in which elements are visited differs from tile to tile. Kernels whose values depend on an order (sums) choose their
+ * reduced axes from the whole tensors' shapes and strides, by nd_add_axis on their own nest.
  *
  * Element-wise kernels walk the nest in blocks (walk.h).
  */

@@ -1,4 +1,4 @@
-/* What this machine can do at most, for calibration and benchmarks: fused multiply-adds in registers, and reading memory. */
+/* The limits of this machine, for calibration and benchmarks: fused multiply-adds in registers, and reading memory. */
 #include "vector/vec.h"
 
 /* Independent sums: enough to hide the latency of two units, few enough for 16 registers. Named one by one, so that none is in memory. */

@@ -1,9 +1,9 @@
 /* Stores that go past the caches, for tiles whose output is read by cores that share none with this one (`aspen_call.apart`).
  *
- * A line must be a core's alone before it is written. Where other cores have read it since, their copies are taken back first. Among cores
- * that share a last-level cache that costs little; from one such cache to another 25 ns a line (Zen 4), however far ahead the line is asked
- * for. A store past the caches waits for nobody, and what it replaces need not come; but then the line is read from memory. It changes times,
- * never results.
+ * A line must be a core's alone before it is written. Where other cores have read it since, their copies are taken back first. That costs
+ * little among cores that share a last-level cache. From one such cache to another it costs 25 ns a line (Zen 4), however far ahead the
+ * line is asked for. A store past the caches waits for nobody, and what it replaces need not come; but then the line is read from memory.
+ * It changes times, never results.
  *
  * Such stores are not ordered with others: stores_done() makes them so, before anybody is told that the tile is done (I1, docs/protocol).
  */
@@ -23,7 +23,7 @@
 /* Whether V vectors that are stored side by side fill lines; with fewer, halves of lines wait for each other. */
 #define STORES_LINES(V) ((V) * VL >= LINE_FLOATS)
 
-/* Whether a tile's output may go past the caches, with channels (or columns) along axis `unit`: what is a line in one pixel is one in all. */
+/* Whether a tile's output may go past the caches, with channels (or columns) along axis `unit`. All pixels must be cut into lines alike. */
 static inline int stores_past(const aspen_call *c, int unit) {
   const aspen_arg *out = &c->args[0];
   int64_t uneven = 0;

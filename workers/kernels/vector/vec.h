@@ -1,7 +1,7 @@
 /* Vectors of f32 and i32, VL lanes each: 16 (AVX-512), 8 (AVX2) or 4 (portable, GCC vector extensions).
  *
  * A family includes this file and nothing else from <immintrin.h>; it is compiled once per instruction set with ASPEN_ISA naming it.
- * Functions that other sources call are spelled FN(name) and so get the ISA as suffix; everything else must be static, or the linker might
+ * Functions that other sources call are spelled FN(name) and so get the ISA as suffix. Everything else must be static: the linker might
  * keep the AVX-512 copy of a shared inline function for a CPU without it.
  *
  * vf and vi are GCC vectors: + - * / and, on vi, & | ^ ~ << >> work lane by lane (>> is arithmetic).
@@ -218,8 +218,8 @@ INLINE vf vsqrt(vf a) { return (vf){__builtin_sqrtf(a[0]), __builtin_sqrtf(a[1])
 INLINE vi vtoi(vf a) { return __builtin_convertvector(a, vi); }
 INLINE vf vfromi(vi a) { return __builtin_convertvector(a, vf); }
 #endif
-/* sum = vfma(a, b, sum) in a micro-kernel. Where sums fill the registers the instruction is spelled out: left to choose among its forms, the
- * compiler lets the sums wander from register to register, with moves and spills between, which costs a tenth of a Zen 4's multipliers. */
+/* sum = vfma(a, b, sum) in a micro-kernel. Where sums fill the registers the instruction is spelled out. A compiler that may choose among
+ * its forms lets the sums wander from register to register, with moves and spills between. That costs a tenth of a Zen 4's multipliers. */
 #if VL == 8
 #define VFMA_IN(sum, a, b) __asm__("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(a), "x"(b))
 #else

@@ -15,8 +15,8 @@ INLINE vf vpoly_(vf x, const float *c, int n) {
   return p;
 }
 
-/* p 2^n for integral n in [-150, 128] and p in [0.5, 2]: one rounding, also into subnormals. 0 where `none`: a processor that has to round a
- * result to a subnormal or to 0 takes fifty times as long, and powers of masked or missing elements would all be such results. */
+/* p 2^n for integral n in [-150, 128] and p in [0.5, 2]: one rounding, also into subnormals. 0 where `none`: powers of masked or missing
+ * elements would be subnormals or 0 by rounding. A processor takes fifty times as long for those. */
 INLINE vf vscale2_(vf p, vf n, vm none) {
 #if VL == 16
   return _mm512_maskz_scalef_ps(vm_not(none), p, n);
@@ -26,7 +26,7 @@ INLINE vf vscale2_(vf p, vf n, vm none) {
 #endif
 }
 
-/* x = n ln 2 + r, |r| ≤ ln 2 / 2; ln 2 in two parts, the first with few enough bits that n times it is exact. */
+/* x = n ln 2 + r, |r| ≤ ln 2 / 2. ln 2 is in two parts, the first with few enough bits that n times it is exact. */
 INLINE vf vexp(vf x) {
   const vm none = vle(x, vset1(-104.0f));
   x = vmin(vset1(89.0f), vmax(vset1(-104.0f), x));
@@ -51,7 +51,8 @@ INLINE vf vtanh(vf x) {
 
 INLINE vf verf(vf x) { /* beyond 0.92 as 1 - exp(-t g(t)) with erfc(t) = exp(-t g(t)) */
   const vf t = vmin(vset1(4.0f), vabs(x)), u = x * x;
-  const vf near = x * VPOLY(u, 1.12837923f, -0.37612635f, 0.11283702f, -0.0268597f, 0.0052017132f, -8.1497704e-4f, 8.3976425e-5f); /* 4e-10 */
+  /* 4e-10 */
+  const vf near = x * VPOLY(u, 1.12837923f, -0.37612635f, 0.11283702f, -0.0268597f, 0.0052017132f, -8.1497704e-4f, 8.3976425e-5f);
   const vf g = VPOLY(t, 1.128711f, 0.63490021f, 0.10664118f, -0.024092115f, 0.0037822148f, -3.4865679e-4f, 1.1204028e-5f, 4.3715468e-7f);
   const vf far = vset1(1) - vexp(vneg(t * g)); /* 6e-9 */
   return vsel(vlt(t, vset1(0.92f)), near, vcopysign(far, x));
@@ -65,18 +66,18 @@ INLINE vf vexp2_(vf t) {
   const vf n = vround(t);
   return vscale2_(POWER(t - n), n, none);
 #else
-  /* Added to 1.5 * 2^23, t is rounded to an integer n, which are then the last bits of the sum; with 127 for the exponent and 64 that are taken
-   * away again at the end, where the result may become subnormal. */
+  /* Added to 1.5 * 2^23, t is rounded to an integer n, the last bits of the sum. 127 is for the exponent. 64 is taken away again at the
+   * end, where the result may become subnormal. */
   const vf shift = vset1(12582912.0f + 127 + 64), n = t + shift;
   return vsel(none, vzero(), POWER(t - (n - shift))) * vfrombits(vbits(n) << 23) * vset1(0x1p-64f);
 #endif
 #undef POWER
 }
 
-/* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = 2^(-1 - t g(t)). Nothing cancels, so negative results keep most of their digits where
- * g was fitted: 4e-5 of the result is missing at most down to x = -6, 3e-4 down to -8. Beyond, the polynomial makes Q fall too fast: 3 % are
- * missing at -10 and nearly all at -13, where results are smaller than 1e-22 and 1e-37. At 13.4, t Q(t) is less than half the least subnormal:
- * from there on results are 0, as they should be from 14.4 on. */
+/* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = 2^(-1 - t g(t)). Nothing cancels, so negative results keep most of their digits
+ * where g was fitted. At most 4e-5 of the result is missing down to x = -6, 3e-4 down to -8. Beyond, the polynomial makes Q fall too fast:
+ * 3 % are missing at -10, where results are below 1e-22, and nearly all at -13, below 1e-37. At 13.4, t Q(t) is less than half the least
+ * subnormal: from there on results are 0, as they should be from 14.4 on. */
 INLINE vf vgelu_erf(vf x) {
   const vf t = vmin(vset1(13.4f), vabs(x));
   const vf g = VPOLY(t, 1.15110826f, 0.459175706f, 0.0526049783f, -0.00722124852f, 0.000244823832f, 0.00015527176f,

@@ -1,6 +1,6 @@
-/* Element-wise kernels walk a nest (nd.h) in blocks of up to ND_BLOCK elements, of a row or of several rows, and stage what is not contiguous
- * (nd_stage, nd_commit) through buffers of as many, so each operation needs only one loop, over contiguous data, and every path computes an
- * element with the same instructions. */
+/* Element-wise kernels walk a nest (nd.h) in blocks of up to ND_BLOCK elements, of a row or of several rows. Elements that are not
+ * contiguous are staged (nd_stage, nd_commit) through buffers of as many. So each operation needs only one loop, over contiguous data, and
+ * every path computes an element with the same instructions. */
 #ifndef ASPEN_WALK_H
 #define ASPEN_WALK_H
 #include "vector/nd.h"
@@ -31,8 +31,8 @@ static inline void nd_walk_here(nd_walk *w) {
   for (int k = 0; k < w->it->args; k++) w->ptr[k] = w->it->ptr[k] + w->r * w->row_step[k] + w->i * w->step[k];
 }
 
-/* The axis along which an argument lies closer together than along the innermost, where its elements are in as many cache lines: rows of it go
- * together, so that lines are used whole while they are in L1. -1: there is none. */
+/* The axis along which an argument lies closer together than along the innermost one, where its elements are in as many cache lines. Rows
+ * of that axis go together, so that lines are used whole while they are in L1. -1: there is none. */
 static inline int nd_walk_across(const nd *it) {
   for (int k = 0; k < it->args; k++) {
     const int64_t step = nd_abs(nd_step(it, k));

@@ -37,7 +37,7 @@ class _Content:
 
 
 def _read(path: str | os.PathLike[str]) -> _Content:
-    """The content of a file. Unavailable, a RuntimeError, where it is no adapter."""
+    """The content of a file. Unavailable, a RuntimeError, where it is not an adapter."""
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -77,7 +77,7 @@ class AdapterFormat:
 
     @staticmethod
     def read_adapter(file_path: str | os.PathLike[str]) -> AdapterFormat:
-        """Return the content of a file. Unavailable, a RuntimeError, where it is no adapter."""
+        """Return the content of a file. Unavailable, a RuntimeError, where it is not an adapter."""
         made = AdapterFormat()
         made._content = _read(file_path)
         return made
@@ -132,7 +132,7 @@ class LoraAdapter:
         self._parameters: dict[str, OrtValue] = {}
 
     def Load(self, file_path: str | os.PathLike[str]) -> None:
-        """Reads a file. Unavailable, a RuntimeError, where it is no adapter."""
+        """Reads a file. Unavailable, a RuntimeError, where it is not an adapter."""
         self._parameters = _read(file_path).parameters
 
 

@@ -27,8 +27,8 @@ class ModelCompiler:
     default, constants folded.
 
     `input_model_path_or_bytes`: a file or a serialised model. `external_initializers_file_path`: another file for initializers of at least
-    `external_initializers_size_threshold` bytes. `get_initializer_location_func`: called with each initializer's name, OrtValue and where
-    it lay outside the model; returns where it lies now, or None to keep it in the model. `flags`: ERROR_IF_NO_NODES_COMPILED always fails.
+    `external_initializers_size_threshold` bytes. `get_initializer_location_func`: called with each initializer's name, OrtValue and place
+    outside the model. It returns its new place, or None to keep it in the model. `flags`: ERROR_IF_NO_NODES_COMPILED always fails.
     """
 
     def __init__(

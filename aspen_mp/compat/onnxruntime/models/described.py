@@ -61,7 +61,7 @@ def assigned(source: Any) -> list[OrtEpAssignedSubgraph]:
 
 
 def metadata(source: Any) -> ModelMetadata:
-    """What the model file that `source` is says about itself."""
+    """The metadata of the model file `source`."""
     model = _model(source)
     return ModelMetadata(
         producer_name=model.producer_name,
@@ -104,8 +104,8 @@ def configured(options: Any, meta: ModelMetadata) -> Any:
 
 
 def text(value: Any) -> Any:
-    """An array of str objects from what onnxruntime takes for one: lists, arrays of str, of bytes (UTF-8, zeros at the end are padding), of
-    void (bytes whose zeros count), of any objects. InvalidArgument for bytes that are no text."""
+    """An array of str objects from what onnxruntime takes for one: lists, and arrays of str, bytes, void or objects. Bytes are UTF-8, with
+    zeros at the end as padding; the zeros of void count. InvalidArgument for bytes that are not text."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "V":
         value = value.astype(object)
     array = np.asarray(value)

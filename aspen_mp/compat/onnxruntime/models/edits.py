@@ -1,4 +1,4 @@
-"""What options of a session change in a model before it is loaded: dimensions, initializers, external data, seeds."""
+"""Changes of a model before it is loaded, by options of a session: dimensions, initializers, external data, seeds."""
 
 from __future__ import annotations
 

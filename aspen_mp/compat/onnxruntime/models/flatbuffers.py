@@ -95,7 +95,7 @@ class Writer:
         _U32.pack_into(self.data, at, len(self.data) - at)
 
     def _pad(self, before: int, alignment: int) -> None:
-        """What comes behind the next `before` bytes is aligned."""
+        """Aligns the bytes behind the next `before` bytes."""
         self.data += bytes(-(len(self.data) + before) % alignment)
 
     def table(self, at: int, values: Sequence[int | None]) -> list[int]:

@@ -1,6 +1,6 @@
 """`SessionOptions.optimized_model_filepath`: the model with functions inlined and constants folded, as a file.
 
-It is ONNX, and made of the model's own operators: what the planner makes of them is no ONNX and is not in it.
+It is ONNX, and made of the model's own operators: the planner's rewrites are not ONNX and are not in it.
 """
 
 from __future__ import annotations

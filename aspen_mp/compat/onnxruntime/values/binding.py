@@ -20,7 +20,7 @@ def at(pointer: int, shape: Sequence[int], element_type: Any) -> npt.NDArray[Any
     """An array over memory of the caller's, who keeps it. `element_type`: a numpy type, or a number of TensorProto.DataType."""
     dtype = elements.dtype(element_type)
     if dtype.hasobject or dtype.kind in "US":
-        raise Unavailable("strings are no memory that can be bound: bind an array by bind_cpu_input")
+        raise Unavailable("strings have no memory that can be bound: bind an array by bind_cpu_input")
     shape = tuple(int(n) for n in shape)
     nbytes = prod(shape) * dtype.itemsize
     if not nbytes:
@@ -34,8 +34,9 @@ class IOBinding:
     """Made by `InferenceSession.io_binding`.
 
     Inputs are read when a run begins: what is written into their arrays in between counts. An array of an OrtValue that was made by
-    `ortvalue_from_shape_and_type` is read in place where it is large. An output that was bound by its name alone is not copied; one that
-    was bound to an OrtValue is not either, as long as nobody has asked for that value's array or address. One bound to an address is.
+    `ortvalue_from_shape_and_type` is read in place where it is large. An output that was bound by its name alone is not copied. One that
+    was bound to an OrtValue is not copied either, as long as nobody has asked for that value's array or address. One bound to an address
+    is.
     """
 
     def __init__(self, session: Any) -> None:
@@ -127,7 +128,7 @@ class IOBinding:
 
 
 SessionIOBinding = IOBinding
-"""What onnxruntime's lower layer calls it."""
+"""The name in onnxruntime's lower layer."""
 
 
 def _given(device: Any, more: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:

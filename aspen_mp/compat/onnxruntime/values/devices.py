@@ -148,7 +148,7 @@ class OrtDevice:
 
 @dataclass(frozen=True, slots=True)
 class OrtMemoryInfo:
-    """What onnxruntime says of an allocator. Nothing here allocates by it."""
+    """onnxruntime's description of an allocator. Nothing here allocates by it."""
 
     name: str
     allocator_type: OrtAllocatorType

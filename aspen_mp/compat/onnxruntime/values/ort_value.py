@@ -1,7 +1,7 @@
 """OrtValue: a value that is kept from request to request. On the CPU it is an array, and nothing is copied into it or out of it.
 
-Memory that an OrtValue makes itself (`ortvalue_from_shape_and_type`) is shared memory where it is large, so that workers read it in place
-when it is given to a request; see `aspen_mp.client.requests.zero_copy`.
+Memory that an OrtValue makes itself (`ortvalue_from_shape_and_type`) is shared memory where it is large. So workers read it in place when
+it is given to a request; see `aspen_mp.client.requests.zero_copy`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 class _Capsule:
-    """What numpy reads a bare DLPack capsule from."""
+    """A source of a bare DLPack capsule for numpy."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -66,7 +66,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(cls, data: Array, device_type: Any = "cpu", device_id: int = 0, vendor_id: int = -1) -> OrtValue:
-        """Of the array itself where it lies in C order, of a copy otherwise. Unavailable for strings, and for other devices."""
+        """Holds the array itself where it lies in C order, a copy otherwise. Unavailable for strings, and for other devices."""
         on_cpu(device_type, device_id)
         if not isinstance(data, np.ndarray) or (data.dtype.kind in "OUSV" and elements.word(data.dtype) == "string"):
             raise Unavailable("OrtValues are made of numpy arrays of numbers; strings go to `run` as they are")
@@ -103,7 +103,7 @@ class OrtValue:
 
     @classmethod
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """Of the memory of another library's tensor, or of a DLPack capsule. `is_bool_tensor`: its bytes are booleans."""
+        """Holds the memory of another library's tensor, or of a DLPack capsule. `is_bool_tensor`: its bytes are booleans."""
         source = data if hasattr(data, "__dlpack__") else _Capsule(data)
         try:
             array = np.from_dlpack(source)
@@ -114,7 +114,7 @@ class OrtValue:
     # ---- what they hold
 
     def numpy(self) -> Array:
-        """The array itself; RuntimeError where it is no tensor."""
+        """The array itself; RuntimeError where it is not a tensor."""
         if isinstance(self._value, np.ndarray):
             self._seen = True
             return self._value
@@ -158,7 +158,7 @@ class OrtValue:
 
     def as_sparse_tensor(self) -> SparseTensor:
         if not isinstance(self._value, SparseTensor):
-            raise Unavailable("this value is no sparse tensor")
+            raise Unavailable("this value is not a sparse tensor")
         return self._value
 
     def update_inplace(self, data: Any) -> None:
@@ -188,7 +188,7 @@ class OrtValue:
 
     def _tensor(self) -> Array:
         if not isinstance(self._value, np.ndarray):
-            raise Unavailable(f"a value of type {self.data_type()} is no tensor")
+            raise Unavailable(f"a value of type {self.data_type()} is not a tensor")
         return self._value
 
     def _take(self, result: Any) -> None:
@@ -242,7 +242,7 @@ class OrtValueVector(Sequence[OrtValue]):
 
 
 def plain(value: Any) -> Any:
-    """What a request takes for a value: the contents of an OrtValue, onnxruntime's too; anything else as it is."""
+    """The value as a request takes it: the contents of an OrtValue, onnxruntime's too; anything else as it is."""
     if isinstance(value, OrtValue):
         return value._value
     if type(value).__name__ == "OrtValue" and hasattr(value, "numpy"):

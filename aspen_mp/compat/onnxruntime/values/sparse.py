@@ -82,7 +82,7 @@ class SparseTensor:
 
     @classmethod
     def _of_dense(cls, dense: Array) -> SparseTensor:
-        """What is not zero, with places in the flattened tensor."""
+        """The elements that are not zero, with places in the flattened tensor."""
         flat = dense.reshape(-1)
         places = np.flatnonzero(flat)
         return cls(dense.shape, flat[places], OrtSparseFormat.ORT_SPARSE_COO, places.astype(np.int64))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aspen_mp.control.pool.core_leases import FILE, LEVELS, Leases
-from aspen_mp.workers.topology import Core, Topology
+from aspen_mp.workers.topology import PhysicalCore, Topology
 
 
 def test_what_one_holds_the_other_sees(tmp_path: Path) -> None:
@@ -172,7 +172,9 @@ def test_a_folder_that_is_not_to_be_trusted_is_left_alone(tmp_path: Path) -> Non
 
 
 def machine(n: int) -> Topology:
-    cores = tuple(Core(cpu=k, package=0, node=0, siblings=(k,), l2=k, l3=0, rank=0, core_class="uniform", speed=1.0) for k in range(n))
+    cores = tuple(
+        PhysicalCore(cpu=k, package=0, node=0, siblings=(k,), l2=k, l3=0, rank=0, core_class="uniform", speed=1.0) for k in range(n)
+    )
     return Topology(cores=cores, quota=None, online=n)
 
 

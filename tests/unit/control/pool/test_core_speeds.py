@@ -9,7 +9,7 @@ import pytest
 from aspen_mp.control.pool.core_speeds import ENOUGH_NS, LEAST, LONE, LOOKS, MOST_LOOKS, CoreSpeeds, alike
 from aspen_mp.planner.cost import rates
 from aspen_mp.planner.cost.machine import Machine
-from aspen_mp.workers.topology import Core, Topology
+from aspen_mp.workers.topology import PhysicalCore, Topology
 
 SECOND = 10**9
 
@@ -33,7 +33,7 @@ class Workers:
         return self.of(self.gives)
 
     def of(self, cpus: Iterable[int]) -> list[float]:
-        cores = tuple(Core(cpu, 0, 0, (cpu,), cpu, 0, 0, "uniform", self.nominal.get(cpu, 1.0)) for cpu in self.gives)
+        cores = tuple(PhysicalCore(cpu, 0, 0, (cpu,), cpu, 0, 0, "uniform", self.nominal.get(cpu, 1.0)) for cpu in self.gives)
         return Topology(cores, None, len(cores)).speeds(cpus, self.speeds.gives)
 
 

@@ -13,12 +13,14 @@ import pytest
 from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.pool.placement import Place, alike, arrange, automatic, emptier, surplus
 from aspen_mp.control.pool.workers import WorkerPool
-from aspen_mp.workers.topology import Core, Topology
+from aspen_mp.workers.topology import PhysicalCore, Topology
 
 
 def machine(cpus: Sequence[int], *, slow: Sequence[int] = (), quota: float | None = None) -> Topology:
     cores = tuple(
-        Core(cpu=k, package=0, node=0, siblings=(k,), l2=k, l3=0, rank=int(k in slow), core_class="c", speed=0.5 if k in slow else 1.0)
+        PhysicalCore(
+            cpu=k, package=0, node=0, siblings=(k,), l2=k, l3=0, rank=int(k in slow), core_class="c", speed=0.5 if k in slow else 1.0
+        )
         for k in cpus
     )
     return Topology(cores=cores, quota=quota, online=16)

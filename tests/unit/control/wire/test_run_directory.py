@@ -26,7 +26,7 @@ def own_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 65, "-x", "ä"])
 def test_bad_names(name):
-    with pytest.raises(ValueError, match="no runtime name"):
+    with pytest.raises(ValueError, match="not a runtime name"):
         run_directory.Claim(name)
 
 
@@ -85,7 +85,7 @@ def test_untrustworthy_directories(own_directory, tmp_path):
         run_directory.Claim("x")
     own_directory.rmdir()
     own_directory.touch()
-    with pytest.raises(ProtocolError, match="no directory"):
+    with pytest.raises(ProtocolError, match="not a directory"):
         run_directory.connect("x")
 
 

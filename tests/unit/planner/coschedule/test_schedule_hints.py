@@ -11,9 +11,9 @@ from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.coschedule import units
 from aspen_mp.planner.coschedule.anytime import improve
 from aspen_mp.planner.coschedule.contention import Contention
-from aspen_mp.planner.coschedule.evaluate import Placed, Step, evaluate
+from aspen_mp.planner.coschedule.evaluate import Placed, ScheduledGroup, evaluate
 from aspen_mp.planner.coschedule.hints import DEPTHS, NONE, Hint, depth_hints, group_hints
-from aspen_mp.planner.coschedule.problem import Job, Network, Problem
+from aspen_mp.planner.coschedule.problem import Job, Problem, ProfiledNetwork
 from aspen_mp.planner.coschedule.profile import layer_groups
 from aspen_mp.planner.coschedule.together import Run
 from aspen_mp.planner.cost.machine import Machine
@@ -24,12 +24,12 @@ ALL, PAIR, FAST, ONE, SLOW = range(5)
 """Core sets of two fast and two slow cores: 2P+2E, 1P+1E, 2P, 1P, 2E."""
 
 
-def network(name: str, groups: int = 2) -> Network:
+def network(name: str, groups: int = 2) -> ProfiledNetwork:
     ns = np.ones((groups, 5))
-    return Network(name, tuple(map(str, range(groups))), ns, np.zeros_like(ns), np.zeros_like(ns), np.zeros_like(ns))
+    return ProfiledNetwork(name, tuple(map(str, range(groups))), ns, np.zeros_like(ns), np.zeros_like(ns), np.zeros_like(ns))
 
 
-def problem(*networks: Network) -> Problem:
+def problem(*networks: ProfiledNetwork) -> Problem:
     domains, sets = two_classes()
     return Problem(domains, sets, (Contention.none(),), tuple(Job(each) for each in networks))
 
@@ -37,7 +37,17 @@ def problem(*networks: Network) -> Problem:
 def test_hints_name_domains_and_cores() -> None:
     a, b = network("a"), network("b")
     both = problem(a, b)
-    schedule = evaluate(both, Placed([Step(0, 0, FAST, 0, 0), Step(0, 1, PAIR, 0, 0), Step(1, 0, SLOW, 0, 0), Step(1, 1, PAIR, 0, 0)]))
+    schedule = evaluate(
+        both,
+        Placed(
+            [
+                ScheduledGroup(0, 0, FAST, 0, 0),
+                ScheduledGroup(0, 1, PAIR, 0, 0),
+                ScheduledGroup(1, 0, SLOW, 0, 0),
+                ScheduledGroup(1, 1, PAIR, 0, 0),
+            ]
+        ),
+    )
     assert group_hints(both, schedule, a) == [Hint(0b01, 2, False), Hint(0, 2, False)]
     assert group_hints(both, schedule, b) == [Hint(0b10, 2, False), Hint(0, 2, False)]
     assert group_hints(both, schedule, network("c")) == [NONE, NONE]
@@ -47,7 +57,17 @@ def test_who_waits_gives_way() -> None:
     """One after the other on all cores: the second one's first group waits for the whole of the first network."""
     a, b = network("a"), network("b")
     both = problem(a, b)
-    schedule = evaluate(both, Placed([Step(0, 0, ALL, 0, 0), Step(0, 1, ALL, 0, 0), Step(1, 0, ALL, 2, 0), Step(1, 1, ALL, 0, 0)]))
+    schedule = evaluate(
+        both,
+        Placed(
+            [
+                ScheduledGroup(0, 0, ALL, 0, 0),
+                ScheduledGroup(0, 1, ALL, 0, 0),
+                ScheduledGroup(1, 0, ALL, 2, 0),
+                ScheduledGroup(1, 1, ALL, 0, 0),
+            ]
+        ),
+    )
     assert group_hints(both, schedule, a) == [NONE, NONE]
     assert group_hints(both, schedule, b) == [Hint(0, 0, True), NONE]
 
@@ -55,7 +75,7 @@ def test_who_waits_gives_way() -> None:
 def test_runs_of_a_network_share_their_hints() -> None:
     a = network("a", 1)
     both = problem(a, a)
-    schedule = evaluate(both, Placed([Step(0, 0, ONE, 0, 0), Step(1, 0, SLOW, 0, 0)]))
+    schedule = evaluate(both, Placed([ScheduledGroup(0, 0, ONE, 0, 0), ScheduledGroup(1, 0, SLOW, 0, 0)]))
     assert group_hints(both, schedule, a) == [Hint(0, 2, False)]
 
 

@@ -15,8 +15,8 @@ from small_graphs import residual_block
 from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.coschedule import units as core_units
 from aspen_mp.planner.coschedule.contention import Contention, fair_shares
-from aspen_mp.planner.coschedule.evaluate import Placed, Step, evaluate, naive
-from aspen_mp.planner.coschedule.problem import Job, Network, Problem
+from aspen_mp.planner.coschedule.evaluate import Placed, ScheduledGroup, evaluate, naive
+from aspen_mp.planner.coschedule.problem import Job, Problem, ProfiledNetwork
 from aspen_mp.planner.coschedule.profile import layer_groups, live_bytes, profile
 from aspen_mp.planner.coschedule.together import Run, together
 from aspen_mp.planner.coschedule.workload import Entry, Workload
@@ -26,13 +26,15 @@ from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.simulation.simulate import of_plan
 
 
-def network(times: list[float], demand: float = 0.0, move: float = 0.0, name: str = "n") -> Network:
+def network(times: list[float], demand: float = 0.0, move: float = 0.0, name: str = "n") -> ProfiledNetwork:
     """On two equal units."""
     ns = np.repeat(np.array(times)[:, None], 2, axis=1)
-    return Network(name, tuple(map(str, range(len(times)))), ns, np.full_like(ns, demand), np.zeros_like(ns), np.full_like(ns, move))
+    return ProfiledNetwork(
+        name, tuple(map(str, range(len(times)))), ns, np.full_like(ns, demand), np.zeros_like(ns), np.full_like(ns, move)
+    )
 
 
-def problem(*networks: Network, capacity: float = 10.0) -> Problem:
+def problem(*networks: ProfiledNetwork, capacity: float = 10.0) -> Problem:
     domains, sets = units(2)
     return Problem(domains, sets, (Contention.fair(capacity),), tuple(Job(each) for each in networks))
 
@@ -80,14 +82,14 @@ def test_tables_that_are_none() -> None:
 def test_intervals_of_contention() -> None:
     """Two groups that each ask for all of the memory: twice as long as long as both run, then alone."""
     both = problem(network([4.0], 10.0), network([6.0], 10.0))
-    found = evaluate(both, Placed([Step(0, 0, 0, 0.0, 0.0), Step(1, 0, 1, 0.0, 0.0)]))
+    found = evaluate(both, Placed([ScheduledGroup(0, 0, 0, 0.0, 0.0), ScheduledGroup(1, 0, 1, 0.0, 0.0)]))
     assert found.ends == pytest.approx((8.0, 10.0))
     assert [sorted(each.slowdown.items()) for each in found.intervals] == [[(0, 2.0), (1, 2.0)], [(1, 1.0)]]
 
 
 def test_transitions_take_time() -> None:
     one = problem(network([1.0, 1.0], move=0.5))
-    found = evaluate(one, Placed([Step(0, 0, 0, 0.0, 0.0), Step(0, 1, 1, 0.0, 0.0)]))
+    found = evaluate(one, Placed([ScheduledGroup(0, 0, 0, 0.0, 0.0), ScheduledGroup(0, 1, 1, 0.0, 0.0)]))
     assert found.makespan == pytest.approx(2.5)
 
 

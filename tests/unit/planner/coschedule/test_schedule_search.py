@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aspen_mp.planner.coschedule.contention import Contention
 from aspen_mp.planner.coschedule.evaluate import Placed, evaluate
-from aspen_mp.planner.coschedule.problem import OBJECTIVES, Job, Network, Objective, Problem, better
+from aspen_mp.planner.coschedule.problem import OBJECTIVES, Job, Objective, Problem, ProfiledNetwork, better
 from aspen_mp.planner.coschedule.search import Incumbent, Search
 
 LONG = 60.0
@@ -52,13 +52,13 @@ def proven(problem: Problem, objective: Objective = "latency") -> Incumbent:
     return found
 
 
-def published() -> Network:
+def published() -> ProfiledNetwork:
     """What leaves a group is entered by the next one; a transition is charged whole when it enters the other unit."""
     g, d, to_d, to_g, memory = GOOGLENET.T
     enter = np.zeros((len(g), 2))
     enter[1:, 1], enter[1:, 0] = to_d[:-1], to_g[:-1]
     demand = np.stack([memory, memory * g / d], axis=1)  # the same bytes in another time
-    return Network("GoogleNet", tuple(map(str, range(len(g)))), np.stack([g, d], axis=1), demand, np.zeros_like(enter), enter)
+    return ProfiledNetwork("GoogleNet", tuple(map(str, range(len(g)))), np.stack([g, d], axis=1), demand, np.zeros_like(enter), enter)
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -90,7 +90,7 @@ STRINGS = helper.make_model(
     [
         ({"a": {"inputs": {"z": "b.y"}}, "b": {}}, {}, ModelInvalidError, "network 'a' has no input 'z'"),
         ({"a": {"inputs": {"x": "c.y"}}, "b": {}}, {}, ModelInvalidError, "there is no network 'c'"),
-        ({"a": {"inputs": {"x": "b.q"}}, "b": {}}, {}, ModelInvalidError, "'b.q', which is no tensor"),
+        ({"a": {"inputs": {"x": "b.q"}}, "b": {}}, {}, ModelInvalidError, "'b.q', which is not a tensor"),
         ({"a": {"after": "c"}, "b": {}}, {}, ModelInvalidError, "no such other network"),
         ({"a": {"after": "a"}, "b": {}}, {}, ModelInvalidError, "no such other network"),
         ({"a": {"after": "b"}, "b": {"after": "a"}}, {}, ModelInvalidError, "networks 'a', 'b' wait for each other's outputs"),

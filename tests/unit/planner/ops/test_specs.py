@@ -42,6 +42,13 @@ def test_every_spec_has_a_kernel() -> None:
     assert set(re.findall(r"^KERNEL\((\w+),", text, re.MULTILINE)) == {spec.name for spec in RUN}
 
 
+def test_every_kernel_has_its_contract() -> None:
+    """A paragraph of `kernel.h` begins with the kernel's name, in no other kernel's."""
+    text = (REPOSITORY / "workers" / "kernels" / "kernel.h").read_text(encoding="utf-8")
+    named = [name for heads in re.findall(r"^ \*\n \* ([A-Z_]+(?:, [A-Z_]+)*): ", text, re.MULTILINE) for name in heads.split(", ")]
+    assert sorted(named) == sorted(spec.name for spec in RUN)
+
+
 @pytest.mark.parametrize("op", ["CONV", "QCONV", "BCONV"])
 def test_convolutions_count_alike(op: str) -> None:
     """With the attributes that their parameters are made of, and no others."""

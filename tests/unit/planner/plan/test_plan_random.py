@@ -75,14 +75,29 @@ def _tokens(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
     n, s, d = x.shape
     kind = pick(
         hs.sampled_from(
-            ["linear", "sevens", "bytes", "add", "softmax", "norm", "heads", "concat", "swap", "split", "gather", "cumsum", "self", "flip"]
+            [
+                "linear",
+                "strassen_products",
+                "bytes",
+                "add",
+                "softmax",
+                "norm",
+                "heads",
+                "concat",
+                "swap",
+                "split",
+                "gather",
+                "cumsum",
+                "self",
+                "flip",
+            ]
         )
     )
     match kind:
         case "linear":
             return b.linear(x, pick(hs.sampled_from([2, 4, 36])))
-        case "sevens" if d % 2 == 0:
-            return b.by_sevens(x, pick(hs.sampled_from([4, 36, 70])))
+        case "strassen_products" if d % 2 == 0:
+            return b.by_strassen(x, pick(hs.sampled_from([4, 36, 70])))
         case "bytes":
             unsigned, own, total = pick(hs.booleans()), pick(hs.booleans()), pick(hs.booleans())
             zero = b.whole(b.reduce(x, (2,)), np.uint8 if unsigned else np.int8) if own else None

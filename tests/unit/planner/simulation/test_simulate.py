@@ -495,7 +495,7 @@ def test_what_tiles_find_fits(group: list[int], first: list[float], again: list[
 
 
 def test_what_tiles_find_is_of_all_or_none() -> None:
-    with pytest.raises(ValueError, match="1 tiles find in scratch, of 3"):
+    with pytest.raises(ValueError, match="scratch reuse of 1 tiles, of 3"):
         dataclasses.replace(graph([[], []], [1.0, 1.0]), made=Made.none(1))
 
 

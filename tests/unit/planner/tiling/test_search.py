@@ -151,7 +151,7 @@ def test_tiles_of_the_same_pixels_share_what_is_transformed() -> None:
             ns, first, again = (x[rung.made.group == group] for x in (rung.ns, rung.made.first, rung.made.again))
             if len(ns) > 2:
                 assert (ns * first)[:2].sum() + (ns * again)[2:].sum() == pytest.approx(ns.sum()), "one of either worker's makes it"
-    alone = tile_cost.made(node, *ladder[0].grid.boxes(), 1)
+    alone = tile_cost.scratch_reuse(node, *ladder[0].grid.boxes(), 1)
     assert (alone.again <= 1).all()
     assert (alone.first >= 1).all()
 

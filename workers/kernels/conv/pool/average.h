@@ -1,11 +1,11 @@
 /* Averages of windows that overlap, for POOL: neighbours share their sums.
  *
  * A window is summed by columns, then across them. Windows one pixel apart go in pairs, an even one and the next, of rows as of columns. A
- * pair adds up what both windows see, in ascending order; then each adds what it sees besides. So an average of K x K takes about K
- * additions, not K * K. The order of additions follows from the window's place alone. Nothing is subtracted: what a window does not see
- * leaves no trace in it.
+ * pair adds up the elements that both windows see, in ascending order; then each window adds the others that it sees. So an average of K x
+ * K takes about K additions, not K * K. The order of additions follows from the window's place alone. Nothing is subtracted: elements that
+ * a window does not see leave no trace in it.
  *
- * -0 stands for what lies outside the image: no sum changes by it. The compiler may exchange the operands of an addition, and so choose
+ * -0 stands for elements outside the image: no sum changes by it. The compiler may exchange the operands of an addition, and so choose
  * among two NaNs. So averages that are NaN are made the same one. The fastest loop only looks for them, in a product of all sums: where it
  * is not finite, the windows are done again.
  */
@@ -58,8 +58,8 @@ INLINE vf mean_apply(mean m, vf sum) {
 
 /* ---- rows ---- */
 
-/* One or two rows of windows: the `n` rows of pixels that all of them see, `down` apart; the one that each sees besides, or NULL; where the
- * averages go, or NULL if nobody wants them; and how many rows count. */
+/* One or two rows of windows. `shared`: the `n` rows of pixels that all of them see, `down` apart. `own`: the row that each sees besides,
+ * or NULL. `out`: where the averages go, or NULL if nobody wants them. `counted`: how many rows count. */
 typedef struct average_rows {
   const float *shared, *own[2];
   int64_t n, down;
@@ -290,8 +290,8 @@ static void average_strip_part(const average_rows *r, const average_line *l, con
 
 /* ---- a tile ---- */
 
-/* Is it worth to share sums? By the loads and stores of a window, all numbers twice as large. Windows of common sizes have loops of their own,
- * others take as long as some more loads. */
+/* Is it worth to share sums? By the loads and stores of a window, all numbers twice as large. Windows of common sizes have loops of their
+ * own, others take as long as some more loads. */
 static int average_shares(const pool *p) {
   const window *r = &p->rows, *w = &p->columns;
   if (!p->average || p->out->dims[2] * p->out->dims[3] < 2) return 0;

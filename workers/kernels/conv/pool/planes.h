@@ -1,8 +1,8 @@
-/* Maxima of 3 x 3 and 5 x 5 windows that are one pixel apart, for POOL, where the pixels of a row lie side by side (NCHW): vectors run along rows.
+/* Maxima of 3 x 3 and 5 x 5 windows, one pixel apart, for POOL. The pixels of a row lie side by side (NCHW). Vectors run along rows.
  *
- * Pairs of rows share what they share in rows.h. Of maxima that are equal the last one in the order of comparison wins, and that order is the
- * same; so the bits are, too. Columns outside the image hold the least of all numbers. Columns of two vectors are in registers; a window's
- * are lanes of both.
+ * Pairs of rows share comparisons as in rows.h. The last of equal maxima in the order of comparison wins, and that order is the same; so
+ * the bits are, too. Columns outside the image hold the least of all numbers. Columns of two vectors are in registers; a window's are lanes
+ * of both.
  */
 #ifndef ASPEN_POOL_PLANES_H
 #define ASPEN_POOL_PLANES_H
@@ -99,7 +99,8 @@ INLINE vm plane_pair_run(plane_pair p, const int k, const pool_line *l, const po
   return visnan(seen.a + seen.b);
 }
 
-/* Rows [lo, hi) of windows of a channel. `x`, `out`: its first pixels; `down`, `out_down`: elements from a row to the next; `ring`: of rows, or 0. */
+/* Rows [lo, hi) of windows of a channel. `x`, `out`: its first pixels; `down`, `out_down`: elements from a row to the next; `ring`: of
+ * rows, or 0. */
 typedef struct plane {
   window rows;
   const float *x;

@@ -2,9 +2,8 @@
  *
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
- * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share what they compare
- * (rows.h), also where pixels, not channels, lie side by side (planes.h), and averages of windows that overlap their sums
- * (average.h).
+ * common sizes that lie inside the image go through loops without counters. Maxima of windows one pixel apart share comparisons (rows.h),
+ * also where pixels, not channels, lie side by side (planes.h). Averages of windows that overlap share sums (average.h).
  */
 #include "conv/pool/average.h"
 #include "conv/pool/planes.h"
@@ -21,8 +20,8 @@ INLINE vf finish(const pool *p, vf y, int64_t c, int64_t left) {
   return y;
 }
 
-/* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left, from number c of the
- * tile on. */
+/* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left, from number c of
+ * the tile on. */
 INLINE void pixel(const pool *p, const int V, const int unit, const int average, const float *x, float *out, const int64_t kh[2],
                   const int64_t kw[2], mean by, int64_t c, int64_t n) {
   const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
@@ -220,8 +219,8 @@ static int in_common(const pool *p, int64_t oh) {
   return top + 1 < p->rows.in && top + p->rows.kernel > 0;
 }
 
-/* Whether POOL with these parameters takes the rows of its arguments from rings: all its windows are maxima that share. `planes`: the pixels of a
- * row lie side by side, not channels. */
+/* Whether POOL with these parameters takes the rows of its arguments from rings: all its windows are maxima that share. `planes`: the
+ * pixels of a row lie side by side, not channels. */
 int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width, int planes) {
   aspen_arg image = {.dtype = ASPEN_DT_F32, .strides = (const int64_t[]){0, !planes, 0, planes}};
   const pool p = {.rows = {height, q[1], q[3], q[5], q[7]}, .columns = {width, q[2], q[4], q[6], q[8]}, .out = &image, .x = &image,
@@ -232,8 +231,8 @@ int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width, int planes) 
   return line.lo == 0 && line.hi == columns && in_common(&p, 0) && in_common(&p, rows - 1);
 }
 
-/* Of the rows [lo, hi) of windows, those of the pair that begins with row `even`. x, out: the image's first pixel, the output's. Of the tile's
- * region alone is anything known: rows that only the other window sees are left out. */
+/* Finds the rows of pixels for the pair of rows of windows, within [lo, hi), that begins with row `even`. x, out: the image's first pixel,
+ * the output's. Only the tile's region is known: rows that only the other window sees are left out. */
 static void lay_pair(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi, pool_pair *pair) {
   const int64_t top = even - p->rows.pad, k = p->rows.kernel;
   for (int r = 0; r < 2; r++) pair->out[r] = even + r >= lo && even + r < hi ? out + pool_row(even + r, p->out->ring) * p->out->strides[2] : NULL;

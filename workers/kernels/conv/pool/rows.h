@@ -1,11 +1,11 @@
 /* Maxima of K x K windows that are one pixel apart, for POOL: neighbours share them.
  *
- * Two rows of windows, an even one and the one below it, share the maximum of the K - 1 rows of pixels that both see; neighbours in a row share
- * the maxima of columns. So a maximum takes about K comparisons, not K * K. Which rows are a pair, and the order of comparisons, follow from
- * the window's place alone: of equal zeros of both signs every tile chooses the same.
+ * Two rows of windows, an even one and the one below it, share the maximum of the K - 1 rows of pixels that both see. Neighbours in a row
+ * share the maxima of columns. So a maximum takes about K comparisons, not K * K. The pairs of rows and the order of comparisons follow
+ * from the window's place alone. So every tile chooses the same of two equal zeros of both signs.
  *
- * vmax forgets a NaN in its first operand. So pixels are looked at for NaNs on the way (a sum of products of all is none if one is), and rows
- * that may have one are done again with vmax_nan, in the same order.
+ * vmax forgets a NaN in its first operand. So pixels are checked for NaNs on the way (a sum of products of all is NaN if one is). Rows that
+ * may have one are done again with vmax_nan, in the same order.
  */
 #ifndef ASPEN_POOL_ROWS_H
 #define ASPEN_POOL_ROWS_H
@@ -14,7 +14,7 @@
 
 enum { POOL_STRIP = 96, POOL_WIDEST = 33 }; /* pixels whose columns are compared at once; the widest window */
 
-/* What becomes of a window's value: act(value * scale + shift). */
+/* The end of a window's value: act(value * scale + shift). */
 typedef struct pool_end {
   epilogue act;
   const float *scale, *shift; /* of the tile's first channel, or NULL */
@@ -23,7 +23,7 @@ typedef struct pool_end {
 /* Where row r of an image lies, of which rows maybe lie in a ring. */
 INLINE int64_t pool_row(int64_t r, uint32_t ring) { return ring ? (int64_t)((uint32_t)r % ring) : r; }
 
-/* Of the window rows of a pair: row k of pixels below the first window's topmost. Those outside the image are NULL. */
+/* The window rows of a pair: row k of pixels below the first window's topmost. Those outside the image are NULL. */
 typedef struct pool_pair {
   const float *row[POOL_WIDEST + 1];
   float *out[2]; /* NULL: not wanted */
@@ -55,7 +55,7 @@ INLINE void pool_store(const pool_end *end, const pool_vector *v, float *to, vf 
     vstore_part(to, y, v->left);
 }
 
-/* Maxima of a column of pixels, of both windows of a pair. `first`, `last`: rows that both see, of which there is one at least. */
+/* Maxima of a column of pixels, of both windows of a pair. `first`, `last`: rows that both see, at least one. */
 INLINE void pool_column(const pool_pair *p, const int k, int first, int last, int64_t at, const pool_vector *v, const int whole,
                         const int careful, vm *unordered, vf column[2]) {
   vf shared = pool_load(p->row[first] + at, whole, v->left);
@@ -79,8 +79,8 @@ INLINE void pool_column(const pool_pair *p, const int k, int first, int last, in
   column[1] = pool_max(shared, bottom, careful);
 }
 
-/* Rows of a pair of windows of three and where they go. What is not there is another that changes nothing: a row outside the image is one that
- * the window sees anyway, and a window that is not wanted is the other one. */
+/* Rows of a pair of windows of three and where they go. A missing one is replaced by another that changes nothing. A row outside the image
+ * is replaced by a row that the window sees anyway, a window that is not wanted by the other one. */
 typedef struct pool_rows {
   const float *row[4];
   float *out[2];
@@ -230,7 +230,7 @@ static void pool_move(pool_pair *p, const pool_line *l, int64_t channels) {
     if (p->out[r]) p->out[r] += channels;
 }
 
-/* Both rows of windows, n channels: vectors of them one after the other, in strips of windows that leave cache lines in L1 for the next vector. */
+/* Both rows of windows, n channels: one vector of them after the other. Strips of windows leave cache lines in L1 for the next vector. */
 static void pool_pair_run(pool_pair *p, const pool_line *line, const pool_end *end, int64_t n) {
   const int kind = end->act.kind;
   const int64_t strip = n > VL ? POOL_STRIP : line->hi;

@@ -103,8 +103,8 @@ def test_quantised(op: str, inputs: list[str], constants: dict[str, Any], output
 REFUSED = {
     "absent": ("SparseAttention", {}, "has no implementation here: load the model with attention to all tokens"),
     "search": ("GreedySearch", {}, "load the decoder alone"),
-    "device": ("PagedAttention", {}, "onnxruntime itself has no implementation of for CPUs"),
-    "unknown": ("Frobnicate", {}, "is no operator of onnxruntime's that is known here"),
+    "device": ("PagedAttention", {}, "is not implemented for CPUs, even in onnxruntime"),
+    "unknown": ("Frobnicate", {}, "is not a known onnxruntime operator"),
     "attribute": ("LinearAttention", {"state_window": 2}, "state_window"),
     "input": ("GatedAdd", {"inputs": 4}, "a gate that is projected"),
     "activation": ("FusedConv", {"activation": "Softsign"}, "'Softsign'"),
