@@ -172,12 +172,20 @@ def padded(b: Builder, x: Value, pad: Sequence[Any], value: Scalar | None, mode:
 
 @aten("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
 def _reflection_pad(b: Builder, x: Value, pad: Sequence[Any]) -> Value:
-    return padded(b, x, pad, None, "reflect")
+    return _repeated(b, x, pad, "reflect")
 
 
 @aten("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
 def _replication_pad(b: Builder, x: Value, pad: Sequence[Any]) -> Value:
-    return padded(b, x, pad, None, "edge")
+    return _repeated(b, x, pad, "edge")
+
+
+def _repeated(b: Builder, x: Value, pad: Sequence[Any], mode: str) -> Value:
+    """What is negative in `pad` cuts off the result. ONNX's Pad cuts the tensor first, and repeats what is left."""
+    known = [sizes.plain(n) for n in pad]
+    cut = [min(n, 0) if isinstance(n, int) else 0 for n in known]
+    added = [0 if less else n for n, less in zip(known, cut, strict=True)]
+    return padded(b, padded(b, x, added, None, mode), cut, None)
 
 
 @aten("tril.default", "triu.default")
