@@ -283,7 +283,7 @@ def test_integers_beside_halves(compiled: Any, dtype: Any, whole: Any) -> None:
     compare_all(compiled, calls)
 
 
-ODD: dict[str, Call] = {name: getattr(torch, name) for name in ("sin", "tan", "asin", "atan", "sinh", "asinh", "tanh", "atanh", "erf")}
+ODD: dict[str, Call] = {name: getattr(torch, name) for name in ("asin", "atan", "sinh", "asinh", "tanh", "atanh", "erf")}
 ODD |= {name: getattr(torch, name) for name in ("sign", "trunc", "frac", "ceil", "floor", "round", "neg", "abs", "sqrt", "expm1", "log1p")}
 ODD |= {
     "gelu": F.gelu,
