@@ -182,9 +182,7 @@ def _replication_pad(b: Builder, x: Value, pad: Sequence[Any]) -> Value:
 
 def _repeated(b: Builder, x: Value, pad: Sequence[Any], mode: str) -> Value:
     """What is negative in `pad` cuts off the result. ONNX's Pad cuts the tensor first, and repeats what is left."""
-    known = [sizes.plain(n) for n in pad]
-    cut = [min(n, 0) if isinstance(n, int) else 0 for n in known]
-    added = [0 if less else n for n, less in zip(known, cut, strict=True)]
+    added, cut = ([limit(n, 0) for n in pad] for limit in (torch.sym_max, torch.sym_min))
     return padded(b, padded(b, x, added, None, mode), cut, None)
 
 

@@ -117,6 +117,8 @@ OF_SIZES: dict[str, Call] = {
     "view": lambda x: x.reshape(-1, 1, x.shape[0]) + 1,
     "repeat": lambda x: x.repeat(2, x.shape[0]) * 2,
     "pad": lambda x: F.pad(x, (1, x.shape[0])) + 1,
+    "reflect and cut": lambda x: F.pad(x, (2, x.shape[0] - 9), "reflect") + 1,
+    "repeat and cut": lambda x: F.pad(x, (x.shape[0] - 6, 3), "replicate") + 1,
     "arange": lambda x: torch.arange(x.shape[0], dtype=torch.float16)[:, None] + x,
     "cat": lambda x: torch.cat([x, x.new_ones(x.shape[0], 2)], 1) * 2,
     "mean": lambda x: (x / x.shape[0]).sum(0) * x.shape[1],
