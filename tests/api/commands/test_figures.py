@@ -185,7 +185,7 @@ def test_lengths(tmp_path: Path) -> None:
 
 def test_sizes(tmp_path: Path) -> None:
     options = ("--requests", "5", "--least", "33", "--most", "64", "--threads", "1", "--engines", "aspen-mp,onnxruntime")
-    (found,) = figure(tmp_path, "sizes", "resnet18@image=64", *options, quick=())
+    found = figure(tmp_path, "sizes", "resnet18@image=64", *options, quick=())
     assert found.case == "resnet18, sides 33 to 64"
     assert len(found.sizes) == 5
     assert all(33 <= side <= 64 for size in found.sizes for side in size)
