@@ -42,7 +42,7 @@ RANK = LIMITS["rank"]
 
 Axes = list[tuple[int, Follows]]
 """Which axes of a tensor follow from which values."""
-MOST_SAMPLES = 12
+MOST_SAMPLES = 16
 """At most so many extents are looked at."""
 _CANDIDATES = 512
 _REAL = 1 << 52
@@ -140,12 +140,12 @@ class BucketedGraph:
                 if buffer.space == PLAN:
                     self._table(buffer)
         self._compare()
-        if len(self.storages) >= MOST_SAMPLES:
-            return None
         candidates = [extents for extents in self.bucket.some(_CANDIDATES) if extents not in self.storages]
         if not candidates:
             return None
         found = self.expressions.separating(candidates)
+        if found is not None and len(self.storages) >= MOST_SAMPLES:
+            raise NoBucket("more than one expression fits what is known")
         checked = len(self.storages) > len(self.bucket.samples())
         if found is None and not checked and (self.expressions.floors or len(self.bucket.most) > 1):
             return candidates[0]

@@ -4,8 +4,8 @@ A number follows from a *value*: it is ``k * value + d``. The extents are the fi
 sum of earlier ones (`aspen_mp.shm.extents`). A window that moves by s makes ``floor((u + b) / s)`` of a length u. Strides are products of
 lengths. Pixels of several images behind each other are sums.
 
-Two vectors of numbers follow from the same value if their changes are multiples of each other, so a network has few values. Where several
-floors fit what is known, `separating` names extents at which they differ.
+Two vectors of numbers follow from the same value if their changes are multiples of each other, so a network has few values. `separating`
+names extents that are still to be looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row
 Ints = npt.NDArray[np.int64]
 LARGEST_DIVISOR: Final = 64
 """Windows move by at most so many pixels."""
+LARGEST_FRACTION: Final = 4
+"""Pictures are enlarged by fractions with at most this divisor."""
 _LARGEST: Final = 1 << 40
 
 
@@ -36,13 +38,19 @@ class Follows:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Floors of a value `u` that fit: ``(a * u + b) // c``, with any b from `low` to `high`."""
+    """Expressions that fit: ``scale * ((a * u + b) // c) + rest`` of a value `u`, with any b from `low` to `high`."""
 
     u: int
     a: int
     c: int
     low: int
     high: int
+    scale: int = 1
+    rest: int = 0
+
+    def all_of(self, base: Ints) -> list[Ints]:
+        """The numbers for each b."""
+        return [self.scale * ((self.a * base + b) // self.c) + self.rest for b in range(self.low, self.high + 1)]
 
 
 class Expressions:
@@ -102,14 +110,20 @@ class Expressions:
         return self._add(numbers, (FLOOR, found.value, 0, found.per, int(numbers[0] - found.per * own[0]), 1))
 
     def separating(self, candidates: Sequence[Extents]) -> Extents | None:
-        """Extents at which floors that fit differ, those that tell most of them apart. None: there are none among the candidates."""
-        if not self._unsure:
-            return None
+        """The extents that say most of what is not known yet. None: no candidate says anything.
+
+        Floors that fit have to differ somewhere. So the remainders of each floor are seen that tell it from any other. Each length has to
+        be even and odd somewhere: twice the half of an even length is that length.
+        """
         at = values_of(self.rows, np.array(candidates, np.int64))
         told = np.zeros(len(candidates))
         for fits in self._unsure:
-            results = np.sort([(fit.a * at[fit.u] + b) // fit.c for fit in fits for b in range(fit.low, fit.high + 1)], axis=0)
+            results = np.sort([numbers for fit in fits for numbers in fit.all_of(at[fit.u])], axis=0)
             told += np.count_nonzero(np.diff(results, axis=0), axis=0) / len(results)
+        kinds = [FLOOR] * self._samples.shape[1] + [row[0] for row in self.rows]
+        for kind, seen, found in zip(kinds, self._vectors, at, strict=True):
+            if kind == FLOOR and (seen % 2 == seen[0] % 2).all():
+                told += found % 2 != seen[0] % 2
         best = int(told.argmax())
         return tuple(candidates[best]) if told[best] > 0 else None
 
@@ -133,32 +147,37 @@ class Expressions:
         return value
 
     def _floor(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int]) -> Follows | None:
+        """A floor of a length that a step reads, if it says by what it is divided. Else any floor: all that fit are noted."""
         if (numbers < 0).any():
             return None
         likely = list(dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None))
         divided = range(2, LARGEST_DIVISOR + 1)
-        for scale in dict.fromkeys((abs(_change(numbers)[1]), 1)):
-            wanted = numbers // scale
-            for values, candidates in ((likely, divisors), (likely, divided), (range(len(self._vectors)), divided)):
-                fits = self._fits(wanted, values, candidates)
-                if not fits:
-                    continue
-                if sum(fit.high - fit.low + 1 for fit in fits) > 1:
-                    self._unsure.append(fits)
-                return Follows(self._add(wanted, (FLOOR, fits[0].u, 0, fits[0].a, fits[0].low, fits[0].c)), scale)
-        return None
+        fits = self._fits(numbers, likely, divisors)
+        if not fits:
+            others = [value for value in range(len(self._vectors)) if value not in likely]
+            for scale in dict.fromkeys((1, abs(_change(numbers)[1]))):
+                fits += self._fits(numbers, [*likely, *others], divided, scale)
+        if not fits:
+            return None
+        if sum(fit.high - fit.low + 1 for fit in fits) > 1:
+            self._unsure.append(fits)
+        best = fits[0]
+        return Follows(self._add(numbers // best.scale, (FLOOR, best.u, 0, best.a, best.low, best.c)), best.scale)
 
-    def _fits(self, numbers: Ints, values: Sequence[int], divisors: Sequence[int]) -> list[_Fit]:
-        """Floors of any of these values, divided by any of these, that fit; the smallest divisors first."""
+    def _fits(self, numbers: Ints, values: Sequence[int], divisors: Sequence[int], scale: int = 1) -> list[_Fit]:
+        """Floors of any of these values, divided by any of these, that fit, times `scale`; the smallest divisors first."""
         changing = [u for u in values if np.ptp(self._vectors[u])]
         if not changing or not divisors:
             return []
+        rest = int(numbers[0] % scale)
+        wanted = numbers // scale
         bases, c = np.stack([self._vectors[u] for u in changing]), np.array(divisors)[:, None]
-        a = np.rint(c * np.ptp(numbers) / np.ptp(bases, axis=1)).astype(np.int64)
-        rest = c[:, :, None] * numbers - a[:, :, None] * bases
-        low, high = rest.max(axis=2), rest.min(axis=2) + c - 1
-        found = np.argwhere((a > 0) & (low <= high)).tolist()
-        return [_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k])) for i, k in found]
+        a = np.rint(c * np.ptp(wanted) / np.ptp(bases, axis=1)).astype(np.int64)
+        apart = c[:, :, None] * wanted - a[:, :, None] * bases
+        low, high = apart.max(axis=2), apart.min(axis=2) + c - 1
+        whole = (a == 1) | ((a > 1) & (c <= LARGEST_FRACTION) & (np.gcd(a, c) == 1))
+        found = np.argwhere(whole & (low <= high)).tolist()
+        return [_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k]), scale, rest) for i, k in found]
 
     def _product(self, numbers: Ints) -> Follows | None:
         key, divisor = _change(numbers)
