@@ -17,12 +17,12 @@ Row = tuple[int, int, int, int, int, int]
 
 
 def bits(n: int) -> int:
-    """How many bits of the word each of so many extents has."""
+    """The bits of the word for each of `n` extents."""
     return {0: 32, 1: 32, 2: 16}.get(n, 11)
 
 
 def room(n: int) -> list[int]:
-    """The largest that each of so many extents can be."""
+    """The largest value of each of `n` extents."""
     return [(1 << min(bits(n), 31, 32 - bits(n) * k)) - 1 for k in range(n)]
 
 

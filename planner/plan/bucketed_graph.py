@@ -5,11 +5,12 @@ from `least` to `most`. It is planned for `most`, and says how its numbers follo
 and the memory plan are those of `most`. At smaller extents boxes end where the tensors do, and some are empty.
 
 Nothing in the planner computes with unknown lengths. The model is lowered at a few extents, the ends of the range and neighbours among
-them, and what comes out is compared: the same nodes over the same tensors, numbers that follow from the extents, constants that are the
-beginnings of those for `most`. Where floors that fit differ, the graph is looked at where they do. With one extent a constant may also be
-the end of that for `most` (distances from the last token), or hold integers that grow evenly (places of tokens): there is a row of it for
-each extent. Where that does not hold the bucket has no plan (`NoBucket`), and each shape has one. Edges that other extents need and `most`
-does not (rows counted from the end) become edges between all tiles of both nodes.
+them. The graphs have to have the same nodes over the same tensors. Numbers have to follow from the extents. Constants are the beginnings of
+those for `most`. Where floors that fit differ, the graph is looked at where they do.
+
+With one extent a constant may also be the end of that for `most` (distances from the last token), or hold integers that grow evenly (places
+of tokens). There is a row of it for each extent. Where that does not hold the bucket has no plan (`NoBucket`), and each shape has one.
+Edges that other extents need and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ RANK = LIMITS["rank"]
 
 
 Axes = list[tuple[int, Follows]]
-"""Which axes of a tensor follow from which values."""
+"""The axes of a tensor that follow from values, and from which."""
 MOST_SAMPLES = 16
-"""At most so many extents are looked at."""
+"""The most extents that are looked at."""
 _CANDIDATES = 512
 _REAL = 1 << 52
 """Parameters from here on are the bits of a double."""
@@ -51,7 +52,7 @@ _REAL = 1 << 52
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """What a plan's operands and parameters are, in the order in which `build` writes them; offsets from the operand's buffer."""
+    """A plan's operands and parameters, in the order in which `build` writes them; offsets from the operand's buffer."""
 
     dims: Ints
     strides: Ints
@@ -91,7 +92,7 @@ class _Steps:
         return steps, np.any([steps.at(found[most], most - extent) != values for extent, values in found.items()], axis=0)
 
     def at(self, at_most: Ints, less: int) -> Ints:
-        """The numbers at an extent so much smaller."""
+        """The numbers at an extent that is smaller by `less`."""
         return np.asarray(at_most - self.per * ((less + self.rest) // self.every))
 
 
@@ -166,8 +167,8 @@ class BucketedGraph:
         self.values = np.array([(kind, u, v, 0, a, b, c) for kind, u, v, a, b, c in self.expressions.rows], VALUE)
 
     def _table(self, buffer: Buffer) -> None:
-        """Integers that grow with the extent, such as places of tokens, and constants that are the ends of those for `most`, such as
-        distances from the last token: there is a row of them for each extent."""
+        """Makes a row for each extent of integers that grow with it, such as places of tokens. The same of constants that are the ends of
+        those for `most`, such as distances from the last token."""
         consts = {extents: twins[id(buffer)].const for extents, twins in self._twins.items() if id(buffer) in twins}
         if len(consts) < len(self.storages) or any(c is None for c in consts.values()):
             return
@@ -194,7 +195,7 @@ class BucketedGraph:
                 self.most.refs[tensor] = Ref(buffer, ref.offset + (most - least) * large.size, ref.strides)
 
     def _numbers(self, extents: Extents) -> _Numbers:
-        """At these extents. What constants hold is taken from those for `most`, with their strides."""
+        """The numbers at these extents. Constants are those for `most`, with their strides."""
         storage, most = self.storages[extents], self.most
         rows: list[tuple[tuple[int, ...], tuple[int, ...], int, bool]] = []
         values: list[int] = []
@@ -248,7 +249,7 @@ class BucketedGraph:
     def _rows_of(
         self, table: str, first: int, vectors: Ints, bases: Sequence[Ints], divisors: Sequence[int], what: str
     ) -> list[tuple[int, int, int, int]]:
-        """Of those of some numbers [n, extents] that change, which are `first` and the following of a table."""
+        """Rows for those of some numbers [n, extents] that change. They are `first` and the following of a table."""
         out = []
         for k in np.flatnonzero((vectors != vectors[:, :1]).any(axis=1)).tolist():
             follows = self._follow(vectors[k], bases, divisors, what)
@@ -271,7 +272,7 @@ class BucketedGraph:
         for k in np.flatnonzero((vectors != vectors[:, :1]).any(axis=1)).tolist():
             axis = next((i for i in range(RANK) if _same(out[i] / inputs[i], vectors[k].view(np.float64))), None)
             if axis is None:
-                raise NoBucket(f"a parameter of {what} is no ratio of lengths", elsewhere=False)
+                raise NoBucket(f"a parameter of {what} is not a ratio of lengths", elsewhere=False)
             above, below = (self.expressions.exactly(side[axis], what) for side in (out, inputs))
             rows.append((NUMBER_TABLES["RATIO"], above, first + k, below))
         return rows
@@ -296,10 +297,10 @@ class BucketedGraph:
     def cover(self, graph: TileGraph, grids: Sequence[Grid]) -> None:
         """Adds what tiles wait for at other extents to the graph of `most`.
 
-        What a tile reads of another node's tiles is a range of them along each axis. Its ends go one way as an extent grows. So what holds
-        at all combinations of smallest and largest extents holds throughout; the other samples are looked at to be sure. The ends go back
-        and forth in two cases: where several axes have become one (`_merged`), and where a picture is resized by a ratio that changes. A
-        tile that reads so waits for all tiles of a node that is cut there.
+        A tile reads a range of another node's tiles along each axis. The ends of the range go one way as an extent grows. So edges that
+        hold at all combinations of smallest and largest extents hold throughout; the other samples are looked at to be sure. The ends go
+        back and forth where several axes have become one (`_merged`), and where a picture is resized by a ratio that changes. A tile that
+        reads so waits for all tiles of a node that is cut there.
         """
         most = EdgeBuilder(self.storages[self.bucket.most]).cells(grids)
         missing = self._back_and_forth(most, grids)
@@ -317,7 +318,7 @@ class BucketedGraph:
                 graph.add(tiles if into else joins, joins if into else tiles)
 
     def _back_and_forth(self, most: Sequence[Sequence[Cells]], grids: Sequence[Grid]) -> set[tuple[int, int]]:
-        """Pairs of a step that is cut along a length and one that reads it by an axis of merged lengths, or by a ratio that changes."""
+        """Pairs of steps: the first is cut along a length, the second reads it by an axis of merged lengths, or by a ratio that changes."""
         merged, cut = self._merged(), self._cut(grids)
         resized = {int(index) for table, _, index, _ in self.numbers.tolist() if table == NUMBER_TABLES["RATIO"]}
         ratios, param = [], 0
@@ -333,7 +334,7 @@ class BucketedGraph:
         }
 
     def _merged(self) -> list[set[Follows]]:
-        """What axes of each step's output follow from that are several lengths in one: more than one length, or a multiple of one."""
+        """The values of those axes of each step's output that are several lengths in one: more than one length, or a multiple of one."""
         polynomials = {value for value, (kind, *_) in enumerate(self.expressions.rows, len(self.bucket.most)) if kind != FLOOR}
         return [{follows for _, follows in rows if follows.value in polynomials or follows.per > 1} for rows in self._made()]
 
@@ -345,7 +346,7 @@ class BucketedGraph:
         ]
 
     def _made(self) -> list[Axes]:
-        """Of each step, how its output's axes follow."""
+        """The axes of each step's output that follow from values."""
         changes: dict[int, Axes] = {}
         for table, value, index, per in self.numbers.tolist():
             if table == NUMBER_TABLES["DIM"]:

@@ -22,9 +22,9 @@ from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row
 
 Ints = npt.NDArray[np.int64]
 LARGEST_DIVISOR: Final = 64
-"""Windows move by at most so many pixels."""
+"""The largest step of windows, in pixels."""
 LARGEST_FRACTION: Final = 4
-"""Pictures are enlarged by fractions with at most this divisor."""
+"""The largest divisor of fractions by which pictures are enlarged."""
 _LARGEST: Final = 1 << 40
 
 
@@ -69,15 +69,15 @@ class Expressions:
             self._add(column)
 
     def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int], what: str) -> Follows:
-        """From which value numbers follow that change. `bases`: lengths that they are likely to be floors of; `divisors`: by which, if that
-        is known. Raises NoBucket."""
+        """The value that changing numbers follow from. `bases`: lengths that they are likely to be floors of. `divisors`: theirs, if they
+        are known. Raises NoBucket."""
         found = self.known(numbers) or self._floor(numbers, bases, divisors) or self._product(numbers) or self._sum(numbers)
         if found is None:
             raise NoBucket(f"{what} does not grow evenly: {numbers.tolist()} at {self._samples.tolist()}", elsewhere=False)
         return found
 
     def known(self, numbers: Ints) -> Follows | None:
-        """From which of the values so far numbers follow."""
+        """The value that numbers follow from, if there is one so far."""
         key, divisor = _change(numbers)
         for value, own in self._by_change.get(key, ()):
             if divisor % own == 0:
@@ -129,7 +129,7 @@ class Expressions:
 
     @property
     def floors(self) -> bool:
-        """Whether there is a value that is no polynomial of the extents."""
+        """Whether a value is not a polynomial of the extents."""
         return any(kind == FLOOR and c > 1 for kind, _, _, _, _, c in self.rows)
 
     # ---- values

@@ -16,7 +16,7 @@ _AXES = np.arange(LIMITS["tile_axes"])
 
 
 class BucketPlan(Protocol):
-    """What of a plan depends on the extents, as it is at `most`, and how."""
+    """The parts of a plan that depend on the extents, as they are at `most`."""
 
     ops: Array
     operands: Array

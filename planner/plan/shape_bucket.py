@@ -1,4 +1,4 @@
-"""Which shapes a plan serves: ranges of lengths that requests choose."""
+"""The shapes that a plan serves: ranges of lengths that requests choose."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ShapeBucket:
         return cls((least,), (most,), {name: tuple((step,) for step in row) for name, row in per.items()})
 
     def samples(self) -> list[Extents]:
-        """The extents at which the graph is looked at in any case: the largest, a neighbour, all other combinations of smallest and largest
-        extents, and the middle."""
+        """The extents at which the graph is looked at in any case. They are the largest, a neighbour, the middle, and all combinations of
+        smallest and largest extents."""
         pairs = list(zip(self.least, self.most, strict=True))
         middle = tuple(min((a + b) // 2 + k, b) for k, (a, b) in enumerate(pairs))
         return list(dict.fromkeys([self.most, tuple(max(b - 1, a) for a, b in pairs), *product(*pairs), middle]))
 
     def some(self, count: int) -> list[Extents]:
-        """About so many extents anywhere in the bucket, always the same; all of a smaller one."""
+        """About `count` extents anywhere in the bucket, always the same; all of a smaller bucket."""
         if math.prod(b - a + 1 for a, b in zip(self.least, self.most, strict=True)) <= count:
             return list(product(*(range(a, b + 1) for a, b in zip(self.least, self.most, strict=True))))
         random = np.random.default_rng(_SEED)
@@ -58,7 +58,7 @@ class ShapeBucket:
         return tuple(round(math.sqrt(a * b)) for a, b in zip(self.least, self.most, strict=True))
 
     def shape(self, name: str, shape: Sequence[int], at: Extents, other: Extents) -> tuple[int, ...]:
-        """Of an input at other extents, given the shape that it has at `at`."""
+        """The shape of an input at other extents, given the one at `at`."""
         rows = self.per.get(name)
         if rows is None:
             return tuple(shape)

@@ -2,8 +2,8 @@
 
 Checked in this order, each step trusting only what the ones before have shown: header and arrays; operands (within their space) and ops
 (operands fit the kernel); tiles (a grid over each output); edges (parents the inverse of children, acyclic, END after everything); memory
-(no op overwrites what it reads, recycled bytes have their anti-dependencies). Of the plan of a shape bucket all of that but the edges holds
-at its smallest extents and at some between as well. `PlanError` names field, value and bound.
+(no op overwrites what it reads, recycled bytes have their anti-dependencies). In the plan of a shape bucket all of that but the edges
+holds at its smallest extents and at some between as well. `PlanError` names field, value and bound.
 """
 
 from __future__ import annotations
@@ -438,8 +438,8 @@ def _number_at(s: _Segment, k: int, table: int, index: int) -> int:
 
 
 def _smaller(s: _Segment) -> list[Extents]:
-    """Extents besides the largest at which the plan of a shape bucket is checked: next to both ends, because numbers that jump there go
-    unnoticed at the ends alone, and in the middle. Of several extents one is small where another is large, too."""
+    """Extents besides the largest at which the plan of a shape bucket is checked. They are next to both ends, because numbers that jump
+    there go unnoticed at the ends alone, and in the middle. One of several extents is small where another is large, too."""
     pairs = list(zip(s.least, s.most, strict=True))
     found = [s.least, tuple(min(a + 1, b) for a, b in pairs), tuple((a + b) // 2 for a, b in pairs), tuple(max(b - 1, a) for a, b in pairs)]
     if len(pairs) > 1:

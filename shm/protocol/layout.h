@@ -132,8 +132,8 @@ enum aspen_role {
   X(PRODUCT, 1) /* u * v */                                                                                                        \
   X(SUM, 2)     /* a * u + b * v; a, b >= 0 */
 
-/* A number of the plan that follows from a value: what the plan's array holds, less `per` for each step by which the value is less than at
- * the largest extents. `per` is not negative but for a PARAM. */
+/* A number of the plan that follows from a value. It is less than in the plan's array by `per` for each step by which the value is less than
+ * at the largest extents. `per` is not negative but for a PARAM. */
 #define ASPEN_NUMBER_FIELDS(F)                                                                                                     \
   F(uint16_t, table, 1)          /* enum aspen_number_table */                                                                     \
   F(uint16_t, value, 1)                                                                                                            \
@@ -151,7 +151,7 @@ enum aspen_value_kind { ASPEN_VALUE_KINDS(X) };
 enum aspen_number_table { ASPEN_NUMBER_TABLES(X) };
 #undef X
 
-/* The extents of a request are in one word: one has all of it, two have 16 bits each, three have 11, 11 and 10, the first the lowest. */
+/* The extents of a request share a word. One has all of it, two have 16 bits each, three 11, 11 and 10. The first has the lowest. */
 static inline uint32_t aspen_extent(uint32_t word, uint32_t n, uint32_t k) {
   uint32_t bits = n == 2 ? 16 : 11;
   return n < 2 ? word : word >> bits * k & ((1u << bits) - 1);

@@ -1,9 +1,9 @@
-/* What a worker checks of a plan for a shape bucket: that no extents lead it outside its mappings. Each check returns NULL, or what is wrong.
+/* A worker's checks of a plan for a shape bucket: no extents lead it outside its mappings. Each check returns NULL, or what is wrong.
  *
- * What holds of the operands at the largest extents (aspen_operands_check) and at the smallest ones holds between them. No value falls as an
- * extent rises, nor does what follows from it in an operand, and strides that follow from one are not negative. So the last byte that is
- * touched never falls. The first byte falls where an axis with another, negative stride grows. If the offset changes too, it has to follow
- * from the same value as the lengths of all such axes. The first byte is then linear in that value, and so lies behind one at the ends.
+ * Operands that lie in their spaces at the largest extents (aspen_operands_check) and at the smallest do so between them. No value falls as
+ * an extent rises, nor does a number of an operand that follows from it. Strides that follow from a value are not negative. So the last byte
+ * that is touched never falls. The first byte falls where an axis with another, negative stride grows. If the offset changes too, it has to
+ * follow from the same value as the lengths of all such axes. The first byte is then linear in that value, and so lies behind one at the ends.
  */
 #ifndef ASPEN_BUCKET_CHECKS_H
 #define ASPEN_BUCKET_CHECKS_H
@@ -24,7 +24,8 @@ static inline int aspen_value_try(const struct aspen_value *x, const int64_t *va
       return left >= 0;
     case ASPEN_VALUE_PRODUCT: return !__builtin_mul_overflow(value[x->u], value[x->v], out);
     case ASPEN_VALUE_SUM:
-      if (x->a < 0 || x->b < 0 || __builtin_mul_overflow(x->a, value[x->u], &left) || __builtin_mul_overflow(x->b, value[x->v], &right)) return 0;
+      if (x->a < 0 || x->b < 0) return 0;
+      if (__builtin_mul_overflow(x->a, value[x->u], &left) || __builtin_mul_overflow(x->b, value[x->v], &right)) return 0;
       return !__builtin_add_overflow(left, right, out);
   }
   return 0;

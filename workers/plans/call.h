@@ -77,7 +77,7 @@ static inline size_t aspen_ops_scratch(const struct aspen_exec_instance *e, cons
   return most;
 }
 
-/* Of how many steps each extent's range has a point where scratch memory is asked for. */
+/* Returns how many steps there are between the points of an extent's range where scratch memory is asked for. */
 static inline uint32_t aspen_scratch_side(const struct aspen_plan_header *h, uint32_t k) {
   uint32_t range = h->most[k] - h->least[k], side = h->n_extents == 1 ? ASPEN_SCRATCH_EXTENTS : h->n_extents == 2 ? 31 : 9;
   return range < side ? range : side;

@@ -17,7 +17,7 @@ struct aspen_exec_instance {
   struct aspen_instance_view view; /* This field is the first: the station's table points here. */
   aspen_arg *args;                 /* One for each operand of the plan. */
   const int64_t *params;           /* The plan's, or those in `own`. */
-  int64_t *own;                    /* All operands' dims, strides and offsets, params and values, at `extent`. NULL: the plan has one shape. */
+  int64_t *own;                    /* Dims, strides, offsets, params and values at `extent`. NULL: the plan has one shape. */
   uint32_t extent;                 /* The word of the request that `view.generation` names, or of a request before it. */
   struct aspen_bases bases;
 };

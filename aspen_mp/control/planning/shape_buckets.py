@@ -1,10 +1,10 @@
 """Shape buckets: which requests may share a plan, those whose shapes differ by a few lengths alone.
 
-A model does not say which of its dimensions go together (a text's tokens, or past keys and all keys at each step of a decoder), requests
-do: dimensions in which two of them differ by the same number are one length. Requests may differ by up to three lengths, such as height and
-width of a picture. A length is the smallest of its dimensions. A *shape bucket* is a range of each length that one plan serves; buckets are
-so large that few are needed, and so small that what is planned for the largest lengths fits the others
-(`planner/job/bucket_policy.py`). A plan counts lengths in steps of `unit`: its *extents*. Light: see `cache_reader`.
+A model does not say which of its dimensions go together (a text's tokens, or past keys and all keys of a decoder). Requests do: dimensions
+in which two of them differ by the same number are one length. Requests may differ by up to three lengths, such as height and width of a
+picture. A length is the smallest of its dimensions. A *shape bucket* is a range of each length that one plan serves. Buckets are so large
+that few are needed, and so small that a plan for the largest lengths fits the others (`planner/job/bucket_policy.py`). A plan counts
+lengths in steps of `unit`: its *extents*. Light: see `cache_reader`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aspen_mp.shm.bindings import _tables
 _BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_ROWS}
 
 Axes = tuple[tuple[int, ...], ...]
-"""Of each axis of each input, the number of the length that is in it, from 1 on; 0: none."""
+"""The number of the length in each axis of each input, from 1 on; 0: none."""
 Lengths = tuple[int, ...]
 
 
@@ -104,7 +104,7 @@ def broad_bucket(extent: int) -> tuple[int, int] | None:
 
 
 def side_bucket(extent: int, factor: int) -> tuple[int, int]:
-    """Return as `narrow_bucket` the bucket of one of several lengths, each of which ends at so many times the end of the one before."""
+    """Return as `narrow_bucket` the bucket of one of several lengths. Each ends at `factor` times the end of the one before."""
     least, most = POLICY.least_extent, POLICY.short_side
     while extent > most:
         least, most = most + 1, factor * most
@@ -191,7 +191,7 @@ def family(binds: Sequence[Bind], axes: Axes, unit: int = 1) -> bytes:
 
 
 def slots(largest: Sequence[Slot], follows: Sequence[Sequence[Follows]], less: Sequence[int]) -> list[Slot]:
-    """Return inputs or outputs where each value is so much less."""
+    """Return inputs or outputs where each value is smaller by `less`."""
     out = []
     for slot, row in zip(largest, follows, strict=True):
         shape = list(slot.shape)
@@ -262,8 +262,8 @@ class Buckets:
         return None
 
     def _ranges(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
-        """Those of one length: a wide one, for a model whose time goes into what does not have the length; a broad one, for models whose
-        plan for its longest extent suits its shortest, too; a narrow one."""
+        """Ranges of one length. A wide one suits a model whose time goes into what does not have the length. A broad one suits models whose
+        plan for the longest extent fits the shortest. The last is narrow."""
         (length,) = lengths
         found = narrow_bucket(length)
         if found is None or self._few(found, axes):
@@ -279,7 +279,7 @@ class Buckets:
         return list(reversed(chosen.values()))
 
     def _sides(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
-        """Those of several lengths: four times as large as the ones before, then twice; then in coarse steps, if the lengths are such."""
+        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such."""
         found = []
         for unit in (1, POLICY.coarse_unit):
             if min(lengths) < POLICY.least_extent or any(length % unit for length in lengths):
@@ -302,7 +302,7 @@ class Buckets:
         return stepped and held < POLICY.worth_lengths * step
 
     def add(self, binds: Sequence[Bind], bucket: WantedBucket, served: Range, key: bytes) -> None:
-        """There is a plan for a part of a bucket. What was tried before is not tried again."""
+        """There is a plan for a part of a bucket. Ranges that were tried before are not tried again."""
         for one in bucket.ranges[:-1]:
             if (one.least, one.most, one.unit) == (served.least, served.most, served.unit):
                 break

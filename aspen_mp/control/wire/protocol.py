@@ -315,8 +315,8 @@ class Follows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """The extents that a plan serves. `axes`: of each axis of each input of a request, the number of the extent that it grows with, from 1
-    on; 0: it is always the same. `unit`: by how much it grows with each step. `values`: what follows from the extents, as
+    """The extents that a plan serves. `axes`: the number of the extent that each axis of each input grows with, from 1 on; 0: it is
+    always the same. `unit`: by how much it grows with each step. `values`: what follows from the extents, as
     `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their axes that follow from values."""
 
     least: tuple[int, ...]
