@@ -160,7 +160,7 @@ static inline double cs_table(const struct cs_memory *m, double own, double othe
   return (1 - u) * ((1 - v) * f[0] + v * f[right]) + u * ((1 - v) * f[down] + v * f[down + right]);
 }
 
-/* Shares a memory among several: each gets its want, up to a share that is the same for all. Returns that share. Returns that share. */
+/* Shares a memory among several: each gets its want, up to a share that is the same for all. Returns that share. */
 static inline double cs_fair(const double *wants, uint32_t n, double capacity) {
   double total = 0, rest = capacity;
   uint32_t left = n;

@@ -141,7 +141,7 @@ def test_descriptors_that_are_refused(server: tools.Server, path: Path, tmp_path
     cases: list[tuple[Any, list[int], str]] = [
         *((["a"], [each], "change its size") for each in unsealed),
         *((["a"], [each], "not a file in memory") for each in (file, ends[0], null)),
-        (["a", "b"], [good, file], "region 'b' is no file"),
+        (["a", "b"], [good, file], "region 'b' is not a file"),
         (["a", "a"], [good, good], "same name"),
         (["a"], [], "0 descriptors"),
         ([], [good], "do not name|does not name"),
