@@ -262,7 +262,7 @@ class _Stages:
         if not hopeless:
             raise self._stuck()
         cluster, results = self._dynamic(hopeless)
-        inside, nodes = self._moved(cluster, results, nodes)
+        inside, nodes = self._moved(cluster, nodes)
         outputs = self._outputs()
         node = self._opaque([*inside, *cluster], results)
         self.delivered.update(v.name for v in results if v.final)
@@ -388,8 +388,8 @@ class _Stages:
             tensor = others[0]
         return None if embedded(tensor) else tensor
 
-    def _moved(self, cluster: list[Item], results: list[Value], nodes: list[Node]) -> tuple[list[Item], list[Node]]:
-        """Known nodes that only move or compare a little, for the cluster alone, to run with it; and the others."""
+    def _moved(self, cluster: list[Item], nodes: list[Node]) -> tuple[list[Item], list[Node]]:
+        """Known nodes that only move or compare a little of what the cluster alone reads, to run with it; and the others."""
         inside = {name for entry in cluster for name in entry.names}
         outside = {name for entry in self.binder.pending for name in entry.names} | set(self.binder.outputs)
         read = {self.binder.env[name] for name in outside if name in self.binder.env}

@@ -150,6 +150,18 @@ def scratch(kernel, args, params, lo, hi):
     return aspen_kernel_scratch(row.code, &f.call)
 
 
+cdef char *_scratch(Frame *f, size_t nbytes, kernel) except? NULL:
+    """Gives a call scratch memory, which the caller frees; NULL where it needs none."""
+    if not nbytes:
+        return NULL
+    cdef char *memory = <char *>malloc(nbytes + 64)
+    if memory == NULL:
+        raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
+    f.call.scratch = memory + (64 - <size_t>memory % 64) % 64
+    f.call.scratch_bytes = nbytes
+    return memory
+
+
 def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False):
     cdef Frame f
     cdef int which = _default() if isa is None else _isa.find(isa)
@@ -157,16 +169,9 @@ def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False
     cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
     if fn == NULL:
         raise ValueError(f"{kernel} is not a kernel that can be called")
-    cdef size_t nbytes = aspen_kernel_scratch(row.code, &f.call) if scratch_bytes is None else scratch_bytes
-    cdef char *memory = NULL
+    cdef char *memory = _scratch(&f, aspen_kernel_scratch(row.code, &f.call) if scratch_bytes is None else scratch_bytes, kernel)
     cdef int error
     f.call.apart = bool(apart)
-    if nbytes:
-        memory = <char *>malloc(nbytes + 64)
-        if memory == NULL:
-            raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
-        f.call.scratch = memory + (64 - <size_t>memory % 64) % 64
-        f.call.scratch_bytes = nbytes
     with nogil:
         error = fn(&f.call)
     free(memory)
@@ -181,7 +186,7 @@ def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, i
     cdef int64_t r, turns = rounds
     cdef uint64_t begin, spent = 0
     cdef size_t nbytes = 0
-    cdef char *memory = NULL
+    cdef char *memory
     row = None
     for i in range(n):
         row = _fill(&f, kernel, args, params, list(boxes[i, 0]), list(boxes[i, 1]))
@@ -191,12 +196,7 @@ def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, i
     cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
     if fn == NULL:
         raise ValueError(f"{kernel} is not a kernel that can be called")
-    if nbytes:
-        memory = <char *>malloc(nbytes + 64)
-        if memory == NULL:
-            raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
-        f.call.scratch = memory + (64 - <size_t>memory % 64) % 64
-        f.call.scratch_bytes = nbytes
+    memory = _scratch(&f, nbytes, kernel)
     with nogil:
         begin = aspen_now_ns()
         for r in range(turns):

@@ -52,9 +52,7 @@ def serve(
     metrics_names: Annotated[
         MetricNames, typer.Option("--metrics-names", help="Names of metrics at /metrics; triton: its nv_inference_… as well.")
     ] = MetricNames.OURS,
-    unix_socket: Annotated[
-        Path | None, typer.Option("--unix-socket", help="Listen at this path as well; PATH.memory takes memory that clients share.")
-    ] = None,
+    unix_socket: Annotated[Path | None, typer.Option("--unix-socket", help="Listen at this path as well.")] = None,
     allow_named_shm: Annotated[
         str | None, typer.Option("--allow-named-shm", metavar="PREFIX", help="Let clients register files of /dev/shm with such names.")
     ] = None,
@@ -123,17 +121,15 @@ def serve(
         strangers.warn(listening.getsockname()[0], token_file, tls=certificate is not None)
         at = [f"{'http' if certificate is None else 'https'}://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"]
         sockets = [listening]
-        memory = None
         if unix_socket is not None:
             sockets.append(stack.enter_context(_listening_at(unix_socket)))
-            memory = stack.enter_context(_listening_at(unix_socket.with_name(f"{unix_socket.name}.memory")))
             at.append(f"unix:{unix_socket}")
         if grpc_port is not None:
             told.grpc = stack.enter_context(_grpc(host, grpc_port))
             at.append(f"grpc://{told.grpc}")
         runtime = stack.enter_context(_runtime(name, workers))
         metrics = stack.enter_context(endpoint.beside(runtime.name, None if metrics_port is None else f"{host}:{metrics_port}"))
-        _run(runtime, repositories, files, told, sockets, memory, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
+        _run(runtime, repositories, files, told, sockets, {"at": at, **({"metrics": metrics} if metrics else {})}, as_json)
 
 
 def _need(extra: str, packages: tuple[str, ...]) -> None:
@@ -178,7 +174,6 @@ def _run(
     files: list[Found],
     told: ServeOptions,
     sockets: list[socket.socket],
-    memory: socket.socket | None,
     report: dict[str, object],
     as_json: bool,
 ) -> None:
@@ -201,7 +196,7 @@ def _run(
             output.notice(f"{output.count(len(names), 'model')} ({', '.join(names) or 'none'}) served at {', '.join(report['at'])}")  # type: ignore[arg-type]
         notifier.ready()
 
-    supervisor = Supervisor(runtime, keeper, told, sockets, memory, repositories)
+    supervisor = Supervisor(runtime, keeper, told, sockets, repositories)
     asyncio.run(supervisor.run(ready, notifier.stopping))
 
 

@@ -198,14 +198,14 @@ def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> 
     return found
 
 
-def parse_shape(text: str, hint: str = "--shape") -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
     """``1x3x224x224`` (or with commas); an empty text is a scalar's shape."""
     try:
         dims = tuple(int(part) for part in text.replace(",", "x").split("x") if part != "")
     except ValueError:
         dims = (-1,)
     if any(d < 0 for d in dims):
-        raise typer.BadParameter(f"{text!r} is not a shape. Write it like 1x3x224x224", param_hint=hint)
+        raise typer.BadParameter(f"{text!r} is not a shape. Write it like 1x3x224x224", param_hint="--shape")
     return dims
 
 

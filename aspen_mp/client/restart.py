@@ -37,7 +37,7 @@ MOST_DELAY_S: Final = 1.0
 
 
 class OwnServer:
-    """`start`: of `runtime.start_server` with a configuration that is bound already, but for how many restarts there have been.
+    """`start`: of `server.start` with a configuration that is bound already, but for how many restarts there have been.
     `meanwhile`: what may be done while a planner process starts."""
 
     def __init__(self, start: Callable[[int], tuple[int, Any]], meanwhile: Callable[[], object]) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
-import json
 import os
-import socket
 import sys
 import threading
 import weakref
@@ -18,17 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.client import arguments, link, openmp
+from aspen_mp.client import arguments, link, server
 from aspen_mp.client.link import CONNECT_S, Link
 from aspen_mp.client.reconnect import WAIT_S, Reconnects
 from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
-from aspen_mp.control.pool import core_leases
-from aspen_mp.control.wire.spawn import spawn
 from aspen_mp.planner.job.options import ACCURACIES, OBJECTIVES, PRECISIONS, Accuracy, Objective, Planning, Precision
 from aspen_mp.planner.job.request import PlanRequest
-from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
-from aspen_mp.shm.scarcity import is_scarce, reason
 
 if TYPE_CHECKING:
     import onnx
@@ -106,7 +100,7 @@ class Runtime:
         self._server: OwnServer | None
         self._life: Trace | None
         self._profile = config.load(profile)
-        command = server_config(
+        command = server.configuration(
             workers,
             cores=cores,
             max_workers=max_workers,
@@ -118,7 +112,7 @@ class Runtime:
         )
         command["grace_s"] = arguments.grace("grace_s", grace_s)
         command["max_queued"] = 0 if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
-        self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
+        self._server = OwnServer(lambda restarts: server.start({**command, "restarts": restarts}), _import_requests)
         session = self._server.session()
         self._begin(Link(session.welcome.address, session, Restarts(self._server) if retry else None))
         if trace is not False:
@@ -340,7 +334,7 @@ class Runtime:
         Raises:
             ResourceLimitError: `max_workers` would be exceeded; the message says how to raise it.
         """
-        count, cpus = _workers_asked(n, cores)
+        count, cpus = server.workers_asked(n, cores)
         return self._resize(add=count, cores=cpus)
 
     def remove_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
@@ -358,7 +352,7 @@ class Runtime:
         Raises:
             RequestError: There are fewer workers, or none on one of `cores`.
         """
-        count, cpus = _workers_asked(n, cores)
+        count, cpus = server.workers_asked(n, cores)
         return self._resize(remove=count, cores=cpus)
 
     def scale(self, total: int | None) -> int:
@@ -600,92 +594,9 @@ def connect(
     return Runtime._connect(name, timeout, retry, wait_s, max_queued)
 
 
-# ---- starting a planner process
-
-
-def server_config(
-    workers: int | None = None,
-    *,
-    cores: Sequence[int] | None = None,
-    max_workers: int | None = None,
-    profile: Profile,
-    name: str | None = None,
-    log: str | None = None,
-    cancel_grace_s: float | None = None,
-    preempt_ms: float | None = None,
-) -> dict[str, Any]:
-    """What `start_server` takes, checked: arguments first, the profile where they are None."""
-    own = profile.workers
-    if name is not None and name != "":
-        from aspen_mp.control.wire import run_directory
-
-        run_directory.check_name(name)
-    if workers is None and cores is None:
-        workers = None if own.count == "auto" else own.count
-        cores = None if own.cores == "auto" else own.cores
-    if workers is not None:
-        workers = arguments.whole("workers", workers, 1, arguments.MOST_WORKERS)
-    if max_workers is None and own.max != "auto":
-        max_workers = own.max
-    if max_workers is not None:
-        max_workers = arguments.whole("max_workers", max_workers, 1, arguments.MOST_WORKERS)
-    if log not in (None, "info", "warning", "off"):
-        raise ValueError(f"log must be 'info', 'warning' or 'off', not {log!r}")
-    return {
-        "name": name or "",
-        "workers": workers,
-        "cores": None if cores is None else arguments.cpus("cores", cores),
-        "max_workers": max_workers,
-        "classes": list(own.classes),
-        "smt": own.smt,
-        "spin_us": own.spin_us,
-        "preempt_ms": own.preempt_ms if preempt_ms is None else arguments.milliseconds("preempt_ms", preempt_ms, arguments.MOST_PREEMPT_MS),
-        "cache": config.cache_folder(profile),
-        "cache_bytes": profile.cache.limit_mib << 20,
-        "leases": core_leases.folder(),
-        "patience_s": profile.models.patience_s,
-        "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
-        "plans_bytes": 0 if profile.models.plans_mib == "auto" else profile.models.plans_mib << 20,
-        "replan": profile.models.replan,
-        "cancel_grace_s": own.cancel_grace_s if cancel_grace_s is None else arguments.grace("cancel_grace_s", cancel_grace_s),
-        "log": log or profile.log,
-        **({"stealing": profile.stealing, "order": profile.order} if isinstance(profile, config.Experiment) else {}),
-    }
-
-
-def _workers_asked(n: int | None, cores: Sequence[int] | None) -> tuple[int, list[int]]:
-    """How many workers are to join or leave, and the CPUs that were named for it."""
-    cpus = [] if cores is None else arguments.cpus("cores", cores)
-    return (len(cpus) or 1) if n is None else arguments.whole("n", n, 0, arguments.MOST_WORKERS), cpus
-
-
 def _import_requests() -> None:
     """What requests need, so that the first one does not wait for it."""
     import aspen_mp.client.model  # noqa: F401
-
-
-def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
-    """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes.
-    ResourceLimitError where there are too few descriptors, or there is too little memory, or no process may be started."""
-    try:
-        ours, theirs = socket.socketpair()
-        try:
-            with openmp.unbound():
-                pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-    except OSError as error:
-        if not is_scarce(error):
-            raise
-        raise ResourceLimitError(f"this process cannot start a runtime: {reason(error)}{_advice(error)}") from error
-    return pid, ours
-
-
-def _advice(error: OSError) -> str:
-    return " (limit of processes: ulimit -u, pids.max of the control group)" if error.errno == errno.EAGAIN else ""
 
 
 # ---- processes that end or fork

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aspen_mp.client.loop_results import LoopResults
 from aspen_mp.client.requests.idle_regions import LOOK_S
 from aspen_mp.client.requests.memory import DataMemory
+from aspen_mp.client.requests.waiting import TicketWatcher, Waiting, do, tell
 from aspen_mp.client.requests.zero_copy import Loans
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import ControlClient, ProgressCallback, fresh
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from aspen_mp.client.requests.region import Region
 
 
-class TicketWatcher(Protocol):
-    """Told which ticket a request waits for, -1 when it no longer does, so that it can cancel it."""
-
-    def started(self, ticket: int) -> None: ...
-
-
 class MemoryUser(Protocol):
     """What keeps regions of a session's memory for its next requests: a stage."""
 
@@ -49,41 +43,6 @@ class MemoryUser(Protocol):
     def kept_bytes(self) -> int: ...
 
     def look(self, leave: frozenset[int]) -> None: ...
-
-
-OnDone = Callable[[_channel.Result | AspenError], None]
-"""Called once with how a request ended; with an error when the runtime was lost. The slot has been given back by then."""
-
-
-class Waiting:
-    """A request that is published, or waits for a slot: what to publish, and whom to tell."""
-
-    __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "loop", "offset", "on_done", "plan", "priority", "ticket")
-
-    def __init__(
-        self,
-        plan: int,
-        generation: int,
-        data: int,
-        offset: int,
-        priority: _channel.Urgency,
-        on_done: OnDone,
-        extent: int = 0,
-        loop: LoopResults | None = None,
-    ) -> None:
-        """`loop`: calls `on_done` if the request ends well; otherwise, and if it is busy, the resolver does."""
-        self.plan = plan
-        self.generation = generation
-        self.data = data
-        self.offset = offset
-        self.extent = extent
-        self.priority = priority
-        self.on_done = on_done
-        self.loop = loop
-        self.ticket = -1
-        self.cancelled = False
-        self.handed_over = False
-        """`on_done` will be called, or has been: whoever submitted it sees to nothing any more."""
 
 
 class Session:
@@ -327,7 +286,7 @@ class Session:
         generation: int,
         data: int,
         offset: int,
-        priority: _channel.Urgency,
+        urgency: _channel.Urgency,
         timeout: float | None,
         on_left: Callable[[], None],
         stop: TicketWatcher | None = None,
@@ -343,9 +302,9 @@ class Session:
         try:
             if self.error is not None:
                 raise _loss(self.error, False)
-            ticket = channel.offer(plan, generation, data, offset, priority, taken, extent)
+            ticket = channel.offer(plan, generation, data, offset, urgency, taken, extent)
             if ticket < 0:
-                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken, extent), timeout)
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, urgency, taken, extent), timeout)
         except BaseException as error:
             if taken:
                 raise self.unfinished(taken[0], error, on_left) from None
@@ -454,7 +413,7 @@ class Session:
     def _publish(self, waiting: Waiting) -> bool:
         """With the lock held, in the resolver's thread. False where all slots are taken."""
         waiting.ticket = self.channel.offer(
-            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent
+            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.urgency, None, waiting.extent
         )
         if waiting.ticket < 0:
             return False
@@ -514,10 +473,10 @@ class Session:
                 if self.wanting or self.queue:
                     self.slot_is_free()
             while ended:
-                _tell([ended.pop(0)])
+                tell([ended.pop(0)])
         finally:
             if ended:  # Ctrl-C came
-                self.aside(partial(_tell, ended))
+                self.aside(partial(tell, ended))
 
     def _take_ended(self, loop: LoopResults, ended: list[tuple[Waiting, _channel.Result | AspenError]]) -> None:
         """With the lock held: moves what has ended of a loop's requests to `ended`; what has ended with an error is the resolver's."""
@@ -586,8 +545,8 @@ class Session:
             self.channel.expect(any(waiting.loop for waiting in published), others)
             done = (self._closing or error is not None) and not self._published and not self.queue
         for chore in chores:
-            _do(chore)
-        _tell(ended)
+            do(chore)
+        tell(ended)
         if self._look_at and time.monotonic() >= self._look_at and not done:
             self.look()
         return not done
@@ -736,15 +695,3 @@ def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel) -
             return
         del session
         seen, unheard = channel.attend(seen)
-
-
-def _tell(ended: Iterable[tuple[Waiting, _channel.Result | AspenError]]) -> None:
-    for waiting, outcome in ended:
-        _do(partial(waiting.on_done, outcome))
-
-
-def _do(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception as error:  # nobody to hand it to, and the others' results must still be delivered
-        sys.excepthook(type(error), error, error.__traceback__)

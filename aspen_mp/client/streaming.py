@@ -43,18 +43,16 @@ SubmitAsync = Callable[[Any], Awaitable["Future[Results]"]]
 """The same for an event loop."""
 
 
+@dataclass(slots=True, eq=False)
 class _Item:
     """What the iterable gave, or how it failed. `source`: the stream ends with this error of the iterable."""
 
-    __slots__ = ("deadline", "future", "index", "key", "late", "source")
-
-    def __init__(self, index: int, key: Any, future: Future[Results], deadline: float | None, source: bool = False) -> None:
-        self.index = index
-        self.key = key
-        self.future = future
-        self.deadline = deadline
-        self.source = source
-        self.late = False
+    index: int
+    key: Any
+    future: Future[Results]
+    deadline: float | None
+    source: bool = False
+    late: bool = False
 
     @property
     def left(self) -> float | None:

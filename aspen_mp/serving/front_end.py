@@ -26,7 +26,6 @@ from aspen_mp.serving.access.tokens import Tokens
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
 from aspen_mp.serving.http import application
 from aspen_mp.serving.limits import Limits
-from aspen_mp.serving.memory.listener import Listener as MemoryListener
 from aspen_mp.serving.memory.named import Named, NamedMemory
 from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol.body import Budget
@@ -54,7 +53,6 @@ class Settings(msgspec.Struct, kw_only=True):
         ledger: Descriptor of the memory in which requests are counted.
         part: The part of it that is this front end's.
         sockets: Descriptors of the sockets to accept from.
-        memory: Descriptor of the socket at which clients share memory; None without it.
         named: What names of memory in /dev/shm begin with that clients may register; None: none.
         grpc: HOST:PORT for gRPC; None without it.
         limits: What is accepted.
@@ -73,7 +71,6 @@ class Settings(msgspec.Struct, kw_only=True):
     ledger: int
     part: int
     sockets: list[int]
-    memory: int | None
     named: str | None
     grpc: str | None
     limits: Limits
@@ -145,7 +142,7 @@ class FrontEnd:
         try:
             await self._loaded.wait()  # not before: what it accepts, another front end could have answered
             sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
-            async with self._grpc(), self._memory():
+            async with self._grpc():
                 self._listens.set()
                 await self._server.serve(sockets)
         finally:
@@ -174,22 +171,6 @@ class FrontEnd:
         await listener.start()
         async with self._ended_by(lambda: listener.stop(settings.grace_s)):
             yield
-
-    @contextlib.asynccontextmanager
-    async def _memory(self) -> AsyncIterator[None]:
-        """Lets clients share memory, until the server ends."""
-        if self._settings.memory is None:
-            yield
-            return
-        state, config = self._server.server_state, self._server.config
-        sock = socket.socket(fileno=self._settings.memory)
-        listener = MemoryListener(sock, self._settings.limits, lambda: {"config": config, "server_state": state})
-        listener.start()
-        self._server.beside.append(listener.stop)
-        try:
-            yield
-        finally:
-            await listener.stop()
 
     @contextlib.asynccontextmanager
     async def _ended_by(self, stop: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:

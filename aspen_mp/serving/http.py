@@ -38,8 +38,6 @@ OPEN: Final = {"/v2/health/live", "/v2/health/ready"}
 """Routes that need no token: probes have none."""
 UNTRACED: Final = {*OPEN, "/metrics"}
 """Routes of probes, which would bury the others in traces."""
-REGIONS: Final = "regions"
-"""The key of a request's `scope["state"]` with the regions of shared memory of its connection, if it has any."""
 _JSON: Final[Headers] = [(b"content-type", b"application/json")]
 
 
@@ -126,14 +124,13 @@ class Infer:
         if trace is not None:
             trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
             trace.enter(steps.READ)
-        regions = scope["state"].get(REGIONS, self._regions)
         with (
             shelved.lease(),
             shelved.counts.begins() as counted,
             shelved.rooms() as rooms,
             Body(receive, exchange.headers, self._limits, self._budget, exchange) as body,
         ):
-            call = await inference.read(body, header_length, shelved.model.inputs, regions, rooms)
+            call = await inference.read(body, header_length, shelved.model.inputs, self._regions, rooms)
             counted.has_read()
             results = await _unless_gone(shelved.run(call), exchange)
             counted.has_run()

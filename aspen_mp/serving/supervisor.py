@@ -67,10 +67,7 @@ class _FrontEnd:
 
 
 class Supervisor:
-    """A server from its start to its end.
-
-    `memory`: the socket at which clients share memory, if any. `watched`: repositories whose changes are followed, if `ServeOptions.watch`.
-    """
+    """A server from its start to its end. `watched`: repositories whose changes are followed, if `ServeOptions.watch`."""
 
     def __init__(
         self,
@@ -78,14 +75,12 @@ class Supervisor:
         keeper: Keeper,
         options: ServeOptions,
         sockets: Sequence[socket.socket],
-        memory: socket.socket | None,
         watched: Sequence[Path],
     ) -> None:
         self._runtime = runtime
         self._keeper = keeper
         self._options = options
         self._sockets = sockets
-        self._memory = memory
         self._watched = watched
         self._front_ends: set[_FrontEnd] = set()
         self._stillborn = 0
@@ -279,7 +274,6 @@ class Supervisor:
     async def _start(self, ledger: int, part: int) -> _FrontEnd:
         ours, theirs = socket.socketpair()
         sockets = [sock.fileno() for sock in self._sockets]
-        memory = None if self._memory is None else self._memory.fileno()
         options = self._options
         settings = Settings(
             runtime=self._runtime.name,
@@ -288,7 +282,6 @@ class Supervisor:
             ledger=ledger,
             part=part,
             sockets=sockets,
-            memory=memory,
             named=options.named,
             limits=options.limits,
             grace_s=options.grace_s,
@@ -302,7 +295,7 @@ class Supervisor:
             key=options.key,
         )
         command = python.command("aspen_mp.serving.front_end", msgspec.json.encode(settings).decode())
-        inherited = [theirs.fileno(), ledger, *sockets, *([] if memory is None else [memory])]
+        inherited = [theirs.fileno(), ledger, *sockets]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0, env={**ENVIRONMENT, **os.environ}
@@ -374,13 +367,12 @@ class Supervisor:
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have
-        listeners = [*self._sockets, *([] if self._memory is None else [self._memory])]
-        for listener in listeners:
+        for listener in self._sockets:
             refuse(listener)
         processes = [each.process for each in self._front_ends]
         for each in self._front_ends:
             each.channel.send(Finish())
-        for listener in listeners:
+        for listener in self._sockets:
             listener.close()  # front ends close theirs once nobody waits there
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         if waits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,7 @@ def compile_module(
     check_devices(example_inputs)
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in example_inputs):
         return module.forward
+    _call_powers(module)
     differentiable = needs_gradients(example_inputs)
     if differentiable and not recompute:
         warn_of_gradients()
@@ -67,6 +69,7 @@ def compile_module(
 
     def compile_graph(lowered: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         nonlocal repeatable
+        _call_powers(lowered)  # of sizes
         repeatable = not differentiable or gradients.can_recompute(lowered.graph)
         takes = work.of(lowered.graph, module.graph)
         stays = not repeatable or (options.by_work and work.is_small(takes))
@@ -80,6 +83,20 @@ def compile_module(
         return module.forward
     called = refusals.with_pytorch(run, module)
     return gradients.Recomputed(called, module) if differentiable else called
+
+
+def _call_powers(module: fx.GraphModule) -> None:
+    """Have powers of negative numbers call a function: FX prints `(-1) ** x` as `-1 ** x`, which Python reads as `-(1 ** x)`."""
+    for part in module.modules():
+        powers = part.graph.find_nodes(op="call_function", target=operator.pow) if isinstance(part, fx.GraphModule) else []
+        if negative := [node for node in powers if str(node.args[0]).startswith("-")]:
+            for node in negative:
+                node.target = power
+            part.recompile()
+
+
+def power(base: Any, exponent: Any) -> Any:
+    return base**exponent
 
 
 def options_of(options: Mapping[str, Any] | None) -> Options:

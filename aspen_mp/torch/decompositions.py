@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from aspen_mp.torch.builder import HALVES
 from aspen_mp.torch.layers import encoder
 
 KEPT: Final = [
@@ -113,6 +114,8 @@ KEPT: Final = [
 """Operators with rules of their own, though PyTorch could express them by simpler ones."""
 LEFT: Final = ["unfold_backward"]
 """Operators without rules that stay whole all the same: PyTorch takes them apart into a thousand others. `torch.istft` calls them."""
+ROUNDED: Final = ["xlogy", "special_xlogy", "special_xlog1py"]
+"""Operators whose integers become the halves beside them. PyTorch's decompositions take them to float32, which has other numbers."""
 
 
 @cache
@@ -122,17 +125,32 @@ def table() -> dict[Any, Callable[..., Any]]:
 
     kept = {*KEPT, *LEFT}
     found: dict[Any, Callable[..., Any]] = {
-        operator: function
-        for operator, function in core_aten_decompositions().items()
-        if not (operator.namespace == "aten" and operator._schema.name.removeprefix("aten::") in kept)
+        operator: function for operator, function in core_aten_decompositions().items() if _name(operator) not in kept
     }
     for name in KEPT:
         if "upsample" in name:
             packet = getattr(torch.ops.aten, name)
             found[packet.vec] = _by_size(packet.default)
+    found |= {operator: _rounded(function) for operator, function in found.items() if _name(operator) in ROUNDED}
     found[torch.ops.aten._transformer_encoder_layer_fwd.default] = encoder.encoder_layer
     found[torch.ops.aten._native_multi_head_attention.default] = encoder.multi_head_attention
     return found
+
+
+def _name(operator: Any) -> str:
+    """The name without the overload; with its name space where that is not aten."""
+    return str(operator._schema.name).removeprefix("aten::")
+
+
+def _rounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of two operands. Integers beside halves become halves first."""
+
+    def rounded(*operands: Any, **options: Any) -> Any:
+        dtype = torch.result_type(*operands)
+        halves = [x.to(dtype) if dtype in HALVES and isinstance(x, torch.Tensor) else x for x in operands]
+        return function(*halves, **options)
+
+    return rounded
 
 
 def _by_size(operator: Any) -> Callable[..., Any]:

@@ -18,10 +18,9 @@ from aspen_mp.bench.render.markdown import number, table
 from aspen_mp.bench.render.published import Published
 
 INTRODUCTION = (
-    "Each engine holds all networks in one process. aspen-mp has one runtime for all of them. ONNX Runtime has a session for each network, "
-    "called from a thread for each request in flight. It is measured as it is, with quiet threads that do not spin, and with one pool of "
-    "threads for all sessions. OpenVINO has a compiled model for each network, with one stream on all cores, or with a stream for each "
-    "core. Neither knows deadlines, and ONNX Runtime has no priorities. OpenVINO's CPU plugin refuses MODEL_PRIORITY."
+    "Each engine holds all networks in one process. aspen-mp has one runtime for all of them. ONNX Runtime has a session for each network: "
+    "as it is, with quiet threads that do not spin, and with one pool of threads for all sessions. OpenVINO has a compiled model for each "
+    "network, with one stream on all cores, or with a stream for each core. Neither knows deadlines or, on CPUs, priorities."
 )
 """The text above the tables."""
 ENGINES = {
@@ -44,10 +43,9 @@ def together(item: Published) -> str:
     result: TogetherResult = item.record.result
     labels = list(dict.fromkeys(entry.label for group in result.groups for entry in group.entries))
     text = (
-        "Each network has a client that runs its requests one after the other. The table shows the time until all clients have ended. It "
-        "is in units of the time of the same requests one network after the other, each on all cores. The bound is the largest of three "
-        "times. The first is what all requests take on one core, by the number of cores. The second is what it takes to read weights that "
-        "no cache holds. The third is the longest client alone."
+        "Each network has a client that runs its requests one after the other. The table shows the time until all have ended, in units of "
+        "the time of the same requests one network after the other, each on all cores. The bound is the largest of three times: all "
+        "requests on one core, by the number of cores; to read weights that no cache holds; the longest client alone."
     )
     rows = [
         [
@@ -77,9 +75,8 @@ def priority(item: Published) -> str:
     """Each scene: latency of urgent requests alone and beside the load, and what the load keeps."""
     result: PriorityResult = item.record.result
     parts = [
-        "Beside is what an urgent request takes while the load is there. Urgent requests leave the share of time in which none of them "
-        "would be under way, if they ran alone. The last column is the load's throughput in units of that share of its own. It exceeds 1 "
-        "where urgent requests wait."
+        "Beside is what an urgent request takes while the load is there. The last column is the load's throughput, in units of its own in "
+        "the time that urgent requests leave if they run alone. It exceeds 1 where urgent requests wait."
     ]
     columns = ["engine", "alone, ms", "beside, ms", "p99 beside, ms", "median by alone", "p99 by the median alone", "load keeps"]
     for found in result.scenes:

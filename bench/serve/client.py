@@ -6,14 +6,12 @@ and length. It imports nothing that it does not need.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pickle
 import random
 import selectors
 import socket
-import struct
 import sys
 import time
 from collections import deque
@@ -22,7 +20,8 @@ from typing import Any, Final
 
 METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 REGION: Final = "memory"
-"""Clients' name for the memory that they share."""
+PREFIX: Final = "aspen-mp-bench-"
+"""Clients' name for the memory that they share. Its names in /dev/shm begin with this."""
 _RECEIVED: Final = 1 << 18
 _CONNECTED_S: Final = 20.0
 
@@ -59,13 +58,14 @@ class Done:
 def main() -> None:
     """The whole life of the process. It is told its transport, an address and the request, then one `Job` after the other."""
     transport, address, request = pickle.load(sys.stdin.buffer)
-    memory = _shared(request) if transport == "memory" else None
+    if transport == "memory":
+        _share(address, request)
     while True:
         try:
             job: Job = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        done = _grpc(address, request.sent, job) if transport == "grpc" else Load(address, request.sent, job, memory).run()
+        done = _grpc(address, request.sent, job) if transport == "grpc" else Load(address, request.sent, job).run()
         pickle.dump(done, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
@@ -81,13 +81,25 @@ def arrivals(job: Job) -> deque[float]:
     return found
 
 
-def _shared(request: Request) -> int:
-    """A descriptor of sealed memory with the request's inputs."""
-    fd = os.memfd_create("aspen-mp-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, request.shared_bytes)
-    os.pwrite(fd, request.shared, 0)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd
+def _share(address: str, request: Request) -> None:
+    """Registers memory with the request's inputs. The server keeps it when its name is gone."""
+    import http.client
+    from pathlib import Path
+
+    file = Path("/dev/shm", f"{PREFIX}{os.getpid()}")
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(address)
+    try:
+        file.write_bytes(request.shared.ljust(request.shared_bytes, b"\0"))
+        said = json.dumps({"key": file.name, "byte_size": request.shared_bytes})
+        connection.request("POST", f"/v2/systemsharedmemory/region/{REGION}/register", said)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ConnectionError(answer.read().decode())
+    finally:
+        file.unlink(missing_ok=True)
+        connection.close()
 
 
 # ---- HTTP
@@ -96,8 +108,7 @@ def _shared(request: Request) -> int:
 class _Connection:
     """A connection: the bytes that are still to be sent, those that have come of the answer, and how many of it are missing."""
 
-    def __init__(self, address: str, memory: int | None) -> None:
-        """`memory`: a descriptor that the server gets first; None: it gets none."""
+    def __init__(self, address: str) -> None:
         if address.startswith("/"):
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.connect(address)
@@ -105,8 +116,6 @@ class _Connection:
             host, _, port = address.rpartition(":")
             self.socket = socket.create_connection((host, int(port)))
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if memory is not None:
-            _share(self.socket, memory)
         self.socket.setblocking(False)
         self.unsent = memoryview(b"")
         self.head = b""
@@ -142,24 +151,14 @@ class _Connection:
         return not self.missing
 
 
-def _share(sock: socket.socket, memory: int) -> None:
-    """As `serving.memory.client`, whose module loads numpy."""
-    text = json.dumps({"regions": [REGION]}).encode()
-    socket.send_fds(sock, [struct.pack("<I", len(text)) + text], [memory])
-    (length,) = struct.unpack("<I", sock.recv(4, socket.MSG_WAITALL))
-    said = json.loads(sock.recv(length, socket.MSG_WAITALL))
-    if said.get("error"):
-        raise ConnectionError(said["error"])
-
-
 class Load:
-    """A job over HTTP. `memory`: a descriptor that each connection shares with the server."""
+    """A job over HTTP."""
 
-    def __init__(self, address: str, payload: bytes, job: Job, memory: int | None = None) -> None:
+    def __init__(self, address: str, payload: bytes, job: Job) -> None:
         self._payload = memoryview(payload)
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._idle = [_Connection(address, memory) for _ in range(job.connections)]
+        self._idle = [_Connection(address) for _ in range(job.connections)]
         for each in self._idle:
             self._selector.register(each.socket, selectors.EVENT_READ, each)
         self._room = bytearray(_RECEIVED)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aspen_mp.bench.child import Child
 from aspen_mp.bench.serve import requests
-from aspen_mp.bench.serve.client import Done, Job, Request
+from aspen_mp.bench.serve.client import PREFIX, Done, Job, Request
 from aspen_mp.bench.serve.requests import MODEL
 from aspen_mp.bench.serve.stand_in import Settings
 from aspen_mp.control.wire import python
@@ -59,7 +59,7 @@ def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, ru
     path = repository.with_name("ours.sock")
     arguments = ["serve", str(repository), "--port", "0", "--json", "--http-workers", str(front_ends)]
     arguments += ["--workers", str(len(cores))] if runtime is None else ["--name", runtime]
-    arguments += ["--unix-socket", str(path), *(["--grpc-port", "0"] if grpc else [])]
+    arguments += ["--unix-socket", str(path), "--allow-named-shm", PREFIX, *(["--grpc-port", "0"] if grpc else [])]
     process = started(python.command("aspen_mp.cli", *arguments), affinity=cores)
     said = ""
     for line in cast("IO[bytes]", process.stdout):
@@ -69,7 +69,7 @@ def ours(repository: Path, cores: Sequence[int], front_ends: int, grpc: bool, ru
     told = json.loads(said or "{}")
     if "at" not in told:
         raise AspenError(f"the server did not start: {told.get('error') or 'see above'}")
-    at = {"unix": str(path), "memory": f"{path}.memory"}
+    at = dict.fromkeys(("unix", "memory"), str(path))
     for each in told["at"]:
         scheme, _, address = each.partition("://")
         at |= {"http": address, "json": address} if scheme == "http" else {"grpc": address} if scheme == "grpc" else {}

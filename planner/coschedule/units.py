@@ -25,7 +25,7 @@ def domains(machine: Machine) -> tuple[tuple[Domain, ...], tuple[tuple[Core, ...
         cores.setdefault((core.node, core.class_, core.cache), []).append(core)
     nodes = sorted({node for node, _, _ in cores})
     keys = sorted(cores)
-    found = tuple(Domain(_name(machine, key, len(cores[key])), len(cores[key]), nodes.index(key[0])) for key in keys)
+    found = tuple(Domain(_name(machine, key), len(cores[key]), nodes.index(key[0])) for key in keys)
     return found, tuple(tuple(cores[key]) for key in keys)
 
 
@@ -65,7 +65,7 @@ def memories(machine: Machine, found: tuple[Domain, ...], rates: Rates) -> tuple
     return tuple([Contention.of(rates, machine.bytes_per_ns / many)] * many)
 
 
-def _name(machine: Machine, key: tuple[int, int, int], cores: int) -> str:
+def _name(machine: Machine, key: tuple[int, int, int]) -> str:
     """Cores of the fastest class are P, of the others E; where memories or caches are several, with their number."""
     node, class_, cache = key
     classes = sorted({core.class_ for core in machine.cores})

@@ -5,7 +5,6 @@ A workload is a graph of *entries*. `jobs` unrolls it into runs of networks, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aspen_mp.planner.coschedule.problem import MOST_JOBS, Job, ProfiledNetwork
@@ -46,31 +45,6 @@ class Workload:
                 raise ValueError(f"entry {k} ({entry.network.name!r}): only sources have a period, not what waits for others")
             if any(self.entries[other].times != entry.times for other in entry.after):
                 raise ValueError(f"entry {k} ({entry.network.name!r}) runs as often as those that it waits for")
-
-    @classmethod
-    def beside(cls, networks: Sequence[ProfiledNetwork]) -> Workload:
-        """Networks that have nothing to do with each other."""
-        return cls(tuple(Entry(network) for network in networks))
-
-    @classmethod
-    def consecutive(cls, network: ProfiledNetwork, inputs: int, every_ns: float = 0.0) -> Workload:
-        """Scenario 1: one network on consecutive inputs."""
-        return cls((Entry(network, inputs, every_ns),))
-
-    @classmethod
-    def joined(cls, one: ProfiledNetwork, other: ProfiledNetwork, last: ProfiledNetwork) -> Workload:
-        """Scenario 2: two networks on the same input, and a third that takes the results of both."""
-        return cls((Entry(one), Entry(other), Entry(last, after=(0, 1))))
-
-    @classmethod
-    def pipeline(cls, first: ProfiledNetwork, second: ProfiledNetwork, inputs: int, every_ns: float = 0.0) -> Workload:
-        """Scenario 3: a stream of inputs through two networks."""
-        return cls((Entry(first, inputs, every_ns), Entry(second, inputs, after=(0,))))
-
-    @classmethod
-    def pipeline_beside(cls, first: ProfiledNetwork, second: ProfiledNetwork, other: ProfiledNetwork) -> Workload:
-        """Scenario 4: a network after another, and a third beside both."""
-        return cls((Entry(first), Entry(second, after=(0,)), Entry(other)))
 
     def jobs(self) -> tuple[Job, ...]:
         """The runs of all entries, those that wait behind those they wait for. A run that waits is released together with its predecessors,

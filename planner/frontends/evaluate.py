@@ -74,7 +74,7 @@ class NotComputed(ModelInvalidError):
     """ONNX's reference implementation refuses a node with its constant inputs. That may be its own lack: a kernel may know better."""
 
 
-def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None], functions: Sequence[Any] = ()) -> list[Any]:
+def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None]) -> list[Any]:
     """The outputs of a node whose inputs are all known. Raises ModelInvalidError where the operator refuses them, NotComputed where it is
     not numpy that does."""
     kind: type[ModelInvalidError] = ModelInvalidError
@@ -91,14 +91,14 @@ def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | N
             if found is not NotImplemented:
                 return [np.asarray(value) for value in (found if isinstance(found, tuple) else (found,))]
             kind = NotComputed
-            return _reference(node, opsets, inputs, functions)
+            return _reference(node, opsets, inputs)
     except MemoryError:
         raise
     except Exception as error:  # whatever an operator's implementation raises is the model's fault
         raise kind(f"node {node.name!r} ({node.op_type}) cannot be computed from its constant inputs: {error}") from None
 
 
-def _reference(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None], functions: Sequence[Any]) -> list[Any]:
+def _reference(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None]) -> list[Any]:
     from onnx.reference import ReferenceEvaluator
 
     names = {name: x for name, x in zip(node.input, inputs, strict=False) if name and x is not None}
@@ -106,6 +106,6 @@ def _reference(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array |
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "constant", infos, outputs)
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-    model = helper.make_model(graph, opset_imports=imports, functions=list(functions))
+    model = helper.make_model(graph, opset_imports=imports)
     found = iter(ReferenceEvaluator(model).run(None, names))
     return [next(found) if name else None for name in node.output]

@@ -204,10 +204,10 @@ class Builder:
     def unary(self, opcode: str, x: Tensor, a: float = 0.0, b: float = 0.0, dtype: np.dtype[Any] | None = None) -> Tensor:
         return self.emit("UNARY", [x], x.shape, x.dtype if dtype is None else dtype, opcode=opcode, a=a, b=b)
 
-    def binary(self, opcode: str, x: Tensor, y: Tensor, dtype: np.dtype[Any] | None = None, act: Act = NO_ACT) -> Tensor:
+    def binary(self, opcode: str, x: Tensor, y: Tensor, dtype: np.dtype[Any] | None = None) -> Tensor:
         shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
         x, y = self.align(x, len(shape)), self.align(y, len(shape))
-        return self.emit("BINARY", [x, y], shape, x.dtype if dtype is None else dtype, opcode=opcode, act=act)
+        return self.emit("BINARY", [x, y], shape, x.dtype if dtype is None else dtype, opcode=opcode, act=NO_ACT)
 
     def ternary(self, opcode: str, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         shape = broadcast(x.shape, y.shape, z.shape)
@@ -250,30 +250,28 @@ class Builder:
         a: Tensor,
         b: Tensor,
         bias: Tensor | None = None,
-        residual: Tensor | None = None,
         alpha: float = 1.0,
         act: Act = NO_ACT,
         **attrs: bool,
     ) -> Tensor:
-        """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored
-        in where these are few. With f64 there is no residual, and nothing is packed."""
+        """act(alpha * a @ b + bias) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored in where
+        these are few. f64 is not packed."""
         batch = broadcast(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
         a = self.align(a, len(shape))
-        if a.dtype == F64 and b.dtype == F64 and residual is None:
+        if a.dtype == F64 and b.dtype == F64:
             bias = None if bias is None else self.align(bias, len(shape))
             return self.emit("DGEMM", [a, self.align(b, len(shape)), bias], shape, F64, alpha=alpha, act=act)
         require_f32(a, b)
         packed = b.is_const and prod(b.shape[:-2]) == 1
         bias = None if bias is None else self.align(bias, len(shape))
-        residual = None if residual is None else self.align(residual, len(shape))
         form = low_bit.form_of(b.stored) if packed and b.stored is not None and not attrs else None
         reasons.tell(partial(_of_weights, packed, form))
         if form is not None and not (form.bits == 16 and self.bf16):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
-            return self.emit("QNBITGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
+            return self.emit("QNBITGEMM", [a, self.packed_nbits(b, form), bias, None], shape, F32, alpha=alpha, act=act, **few)
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
-        return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
+        return self.emit("GEMM", [a, b, bias, None], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
     def qgemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
         """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,17 @@ def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     return b.reshape(b.gemm(x, y), shape)
 
 
+class Window(NamedTuple):
+    """How a convolution goes over its input, by axis. `pads`: (front,) top and left. `exact`: of integers, so not by Winograd's algorithm,
+    which rounds."""
+
+    groups: int
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    pads: Sequence[int]
+    exact: bool = False
+
+
 def window(node: Node, kernel: Sequence[int], spatial: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
     """Strides, dilations, pads at the beginning and at the end of a sliding window, auto_pad resolved."""
     n = len(kernel)
@@ -98,7 +109,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
         shape = node.output.shape
     else:
         raise NoKernel(f"no kernel convolves over {len(spatial)} axes")
-    out = convolve(b, x, w, bias, shape, groups=int(node.attrs.get("group", 1)), strides=strides, dilations=dilations, pads=begin)
+    out = convolve(b, x, w, bias, shape, Window(int(node.attrs.get("group", 1)), strides, dilations, begin))
     return b.reshape(out, node.output.shape)
 
 
@@ -121,26 +132,15 @@ def flat_images(
     return None
 
 
-def convolve(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    shape: Shape,
-    *,
-    groups: int,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    exact: bool = False,
-) -> Tensor:
+def convolve(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, shape: Shape, by: Window) -> Tensor:
     """The convolution of x [N, C, H, W] or [N, C, D, H, W] with w [OC, C / groups, (KD,) KH, KW] by the kernel that is fastest, for an
-    output of `shape`. `pads`: (front,) top and left. `exact`: of integers, so not by Winograd's algorithm, which rounds."""
+    output of `shape`."""
     if len(x.shape) == 5:
-        return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads, exact)
+        return _convolve_volume(b, x, w, bias, shape, by)
+    groups, strides, dilations, pads, exact = by
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
-    direct = _only_direct(b, w, groups, attrs["dilations"], exact)
+    direct = _only_direct(b, w, by)
     how = 0 if direct else b.convolution(partial(_fastest, b, x, w, shape, kernel, step, pads))
     if isinstance(how, int) and how:
         return b.emit("WINO", [x, b.packed_winograd(w, how, step), bias], shape, F32, **attrs, act=NO_ACT, block=how)
@@ -155,13 +155,13 @@ def convolve(
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
 
 
-def _only_direct(b: Builder, w: Tensor, groups: int, dilations: Sequence[int], exact: bool) -> str:
+def _only_direct(b: Builder, w: Tensor, by: Window) -> str:
     """Why a convolution cannot run by Winograd's algorithm; "": it can."""
     rules = {
-        "groups of channels share no products": groups != 1,
-        "the window has gaps": tuple(dilations) != (1, 1),
+        "groups of channels share no products": by.groups != 1,
+        "the window has gaps": tuple(by.dilations[-2:]) != (1, 1),
         "the weights are computed": not w.is_const,
-        "sums of integers are exact": exact,
+        "sums of integers are exact": by.exact,
         "algorithms of fewer multiplications are switched off": not b.winograd,
     }
     direct = next((rule for rule, holds in rules.items() if holds), "")
@@ -191,40 +191,19 @@ def _is_depthwise(x: Tensor, w: Tensor, groups: int) -> bool:
     return groups == x.shape[1] > 1 and w.shape[0] <= MOST_REPEATED * groups
 
 
-def _convolve_volume(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    shape: Shape,
-    groups: int,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    exact: bool,
-) -> Tensor:
+def _convolve_volume(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, shape: Shape, by: Window) -> Tensor:
     """Windows that are flat on two axes run over images of two; others have an axis of depth."""
+    groups, strides, dilations, pads, exact = by
     flat = flat_images(x.shape, shape, w.shape[2:], strides, pads)
     if flat is not None:
         image, target, kept = flat
         small = b.reshape(w, (*w.shape[:2], *kept(w.shape[2:])))
-        y = convolve(
-            b,
-            b.reshape(x, image),
-            small,
-            bias,
-            target,
-            groups=groups,
-            strides=kept(strides),
-            dilations=kept(dilations),
-            pads=kept(pads),
-            exact=exact,
-        )
+        y = convolve(b, b.reshape(x, image), small, bias, target, Window(groups, kept(strides), kept(dilations), kept(pads), exact))
         return b.reshape(y, shape)
     kernel, step = (w.shape[3], w.shape[4]), (strides[1], strides[2])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations[1:])}
     attrs |= {"pads": tuple(pads[1:]), "depth": (w.shape[2], strides[0], dilations[0], pads[0]), "act": NO_ACT}
-    direct = _only_direct(b, w, groups, attrs["dilations"], exact)
+    direct = _only_direct(b, w, by)
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
     choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, axis_of, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
-from aspen_mp.planner.lower.products import convolve, window
+from aspen_mp.planner.lower.products import Window, convolve, window
 from aspen_mp.planner.lower.registry import rule
 
 _STORED = {"int8", "uint8", "int16", "uint16"}
@@ -193,7 +193,7 @@ def _convolution(
         raise NoKernel("groups have too many terms for exact sums")
     for start, stop in parts:
         one, other = (left, right) if len(parts) == 1 else (_cut(b, t, 1, start, stop) for t in (left, right))
-        product = convolve(b, one, other, None, shape, groups=groups, strides=strides, dilations=dilations, pads=begin, exact=True)
+        product = convolve(b, one, other, None, shape, Window(groups, strides, dilations, begin, exact=True))
         whole = b.cast(product, _I32)
         total = whole if total is None else b.binary("ADD", total, whole)
     assert total is not None

@@ -13,7 +13,7 @@ from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.movement import woven
-from aspen_mp.planner.lower.products import convolve, window
+from aspen_mp.planner.lower.products import Window, convolve, window
 from aspen_mp.planner.lower.registry import rule
 
 
@@ -35,7 +35,7 @@ def _conv_transpose(b: Builder, node: Node) -> Tensor:
     groups = int(node.attrs.get("group", 1))
     inside = all(0 <= p < k for p, k in zip(begin, w.shape[2:], strict=True))
     apart = max(strides) > 1 and max(dilations) == 1 and inside and 2 * len(begin) + 2 <= MAX_RANK
-    out = (_by_phases if apart else _by_zeros)(b, x, w, bias, out_spatial, groups, strides, dilations, begin)
+    out = (_by_phases if apart else _by_zeros)(b, x, w, bias, out_spatial, Window(groups, strides, dilations, begin))
     return b.reshape(out, node.output.shape)
 
 
@@ -54,18 +54,9 @@ def _begin(
     return begin
 
 
-def _by_zeros(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    out: Sequence[int],
-    groups: int,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    begin: Sequence[int],
-) -> Tensor:
+def _by_zeros(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, out: Sequence[int], by: Window) -> Tensor:
     """A convolution with the kernel turned round over an input with stride - 1 zeros between its elements."""
+    groups, strides, dilations, begin, _ = by
     n = len(begin)
     w = _turned(b, w, groups)
     lead = [(w.shape[2 + k] - 1) * dilations[k] - begin[k] for k in range(n)]
@@ -75,22 +66,13 @@ def _by_zeros(
         pads = lead
     else:
         x = _spread(b, x, strides, lead, size)
-    return convolve(b, x, w, bias, (x.shape[0], w.shape[0], *out), groups=groups, strides=[1] * n, dilations=dilations, pads=pads)
+    return convolve(b, x, w, bias, (x.shape[0], w.shape[0], *out), Window(groups, [1] * n, dilations, pads))
 
 
-def _by_phases(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    out: Sequence[int],
-    groups: int,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    begin: Sequence[int],
-) -> Tensor:
+def _by_phases(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, out: Sequence[int], by: Window) -> Tensor:
     """Pixel s q + r of an axis with stride s, counted from before the pads, is a sum. Its terms are the input at q - j with the weights at
     s j + r. All remainders r, as channels, are one convolution of stride 1. Its result is put together by moving it."""
+    groups, strides, dilations, begin, _ = by
     n, c = x.shape[:2]
     per_group, phases, axes = w.shape[1], prod(strides), range(len(begin))
     taps = [-(-w.shape[2 + k] // strides[k]) for k in axes]
@@ -106,7 +88,7 @@ def _by_phases(
     if bias is not None:
         bias = _bias_of_phases(b, bias, inner, phases, m)
     shape = (n, inner * phases * m, *count)
-    y = convolve(b, x, w, bias, shape, groups=phases * c if alone else groups, strides=[1] * len(axes), dilations=dilations, pads=pads)
+    y = convolve(b, x, w, bias, shape, Window(phases * c if alone else groups, [1] * len(axes), dilations, pads))
     if inner > 1:
         y = b.reshape(y, (n, inner, phases, m, prod(count)))
         y = b.transpose(y, (0, 2, 1, 3, 4))

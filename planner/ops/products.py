@@ -44,12 +44,6 @@ def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int
     return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
 
 
-def bytes_scratch(rows: int, depth: int) -> int:
-    """Bytes that QGEMM takes for `rows` rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
-    row = -(-depth // 64) * 64
-    return rows * (48 + row + (64 if row % 4096 == 0 else 0)) + 64
-
-
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of STRASSEN's result for A[…, M, K]: seven factors of each pair of rows, of half the terms. There is one more value, and as
     many as it takes to an uneven number of cache lines."""

@@ -203,11 +203,6 @@ class Outcome:
         return len(self.latencies) / self.makespan_ns * 1e9 if self.makespan_ns else float("inf")
 
     @property
-    def idle_ns(self) -> Floats:
-        """[cores]"""
-        return np.maximum(self.makespan_ns - self.busy_ns - self.schedule_ns, 0.0)
-
-    @property
     def utilisation(self) -> float:
         """The part of the machine's speed that went into kernels, 0 to 1."""
         there = float(self.speeds.sum()) * self.makespan_ns

@@ -16,7 +16,7 @@ class Offered(Protocol):
     data: int
     offset: int
     extent: int
-    priority: Urgency
+    urgency: Urgency
     ticket: int
     handed_over: bool
 
@@ -82,7 +82,7 @@ class ClientChannel:
     @property
     def closed(self) -> bool:
         """The planner process has dropped this client."""
-    def submit(self, plan: int, generation: int, data: int, offset: int, priority: Urgency | int = 1, extent: int = 0) -> int:
+    def submit(self, plan: int, generation: int, data: int, offset: int, urgency: Urgency | int = 1, extent: int = 0) -> int:
         """Publishes a request, wakes a worker if one sleeps; returns the ticket. `extent`: of the dimension that its plan leaves open.
         ResourceLimitError: `capacity` requests are in flight."""
     def offer(
@@ -91,7 +91,7 @@ class ClientChannel:
         generation: int,
         data: int,
         offset: int,
-        priority: Urgency | int = 1,
+        urgency: Urgency | int = 1,
         taken: list[int] | None = None,
         extent: int = 0,
     ) -> int:

@@ -142,11 +142,11 @@ cdef class ClientChannel:
         for i in range(<uint32_t>ASPEN_SLOTS):
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
-    def offer(self, plan, generation, data, offset, priority=1, list taken=None, extent=0):
+    def offer(self, plan, generation, data, offset, urgency=1, list taken=None, extent=0):
         cdef aspen_request r
-        if type(priority) is not Urgency:
-            priority = Urgency(priority)
-        (<Urgency>priority).ask(&r)
+        if type(urgency) is not Urgency:
+            urgency = Urgency(urgency)
+        (<Urgency>urgency).ask(&r)
         r.plan = plan
         r.generation = generation
         r.data = data
@@ -175,7 +175,7 @@ cdef class ClientChannel:
     def hand_over(self, waiting, dict published, queue):
         ticket = -1
         if not queue:
-            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent)
+            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.urgency, None, waiting.extent)
         if ticket < 0:
             queue.append(waiting)
         else:
@@ -183,8 +183,8 @@ cdef class ClientChannel:
             published[ticket] = waiting
         waiting.handed_over = True
 
-    def submit(self, plan, generation, data, offset, priority=1, extent=0):
-        ticket = self.offer(plan, generation, data, offset, priority, None, extent)
+    def submit(self, plan, generation, data, offset, urgency=1, extent=0):
+        ticket = self.offer(plan, generation, data, offset, urgency, None, extent)
         if ticket < 0:
             raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
         return ticket

@@ -151,8 +151,6 @@ class ControlTable:
     def paces(self) -> list[tuple[int, int, int | None, int, int]]:
         """For each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and those that plans expect of them, so
         far."""
-    def all_attached(self, seq: int | None = None) -> bool:
-        """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""
     def status(self) -> dict[str, Any]:
         """epoch, attach_seq, max_workers, workers, sleepers, spinners, queued (ready tiles), trace (whether somebody traces), ready_rows,
         plans, draining, instances (by state), served, clients, segments (bytes by role)."""
@@ -161,12 +159,10 @@ class ControlTable:
     def set_policy(self, policy: str, seed: int = 0) -> None:
         """Order of the ready queues: "fifo" (default), "lifo" or "random" (tests)."""
     def set_stealing(self, on: bool) -> None: ...
-    def set_spin_us(self, spin_us: int) -> None: ...
 
     # recovery's stop of the world
     def epoch_begin(self) -> int:
         """Makes the epoch odd: every DSE parks at its next look. Returns the epoch."""
-    def epoch_parked(self, row: int) -> bool: ...
     def epoch_stopped(self) -> list[int]:
         """Rows whose worker runs and has not parked at this epoch yet: recovery waits for them, or ends and reaps them."""
     def recovery_segments(self, *, restart: bool = False) -> list[int]:

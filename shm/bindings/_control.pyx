@@ -103,7 +103,6 @@ cdef extern from "table.h" nogil:
     void aspen_magic_write(aspen_magic *, uint64_t, uint32_t)
     void aspen_table_create(aspen_control *, uint32_t, uint32_t, uint32_t)
     void aspen_wake_all(aspen_doorbell *)
-    int aspen_all_attached(const aspen_control *, uint32_t)
     uint32_t aspen_publish(aspen_control *, aspen_doorbell *)
     uint32_t aspen_add_segment(aspen_control *, uint32_t, uint64_t)
     void aspen_drop_segment(aspen_control *, uint32_t)
@@ -547,9 +546,6 @@ cdef class ControlTable:
                 found.append((r, w.pid, cpu, aspen_stat_load(&w.paced_ns), aspen_stat_load(&w.expected_ns)))
         return found
 
-    def all_attached(self, seq=None):
-        return bool(aspen_all_attached(self.c, self.c.signals.attach_seq if seq is None else seq))
-
     def status(self):
         cdef uint32_t i
         instances = dict.fromkeys(_INSTANCE_STATES[1:], 0)
@@ -589,9 +585,6 @@ cdef class ControlTable:
         aspen_store_seq(&self.c.signals.steal, 1 if on else 0)
         aspen_wake_all(self.bell)
 
-    def set_spin_us(self, spin_us):
-        aspen_store_seq(&self.c.signals.spin_ns, spin_us * 1000)
-
     # -------------------------------------------------------------------------------------------- epoch
 
     def epoch_begin(self):
@@ -599,9 +592,6 @@ cdef class ControlTable:
         if epoch & 1:
             raise RuntimeError(f"epoch {epoch} has begun already")
         return aspen_epoch_begin(self.c, self.bell)
-
-    def epoch_parked(self, row):
-        return aspen_load_acquire(&self.c.worker[self._row(row)].parked) == aspen_load_acquire(&self.c.signals.epoch)
 
     def epoch_stopped(self):
         return [r for r in range(self.c.signals.n_rows) if aspen_epoch_late(self.c, r)]

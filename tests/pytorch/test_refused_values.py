@@ -164,6 +164,23 @@ def test_what_eager_pytorch_takes_is_computed_and_logged_once(runtime: Any, capl
     assert "out of range" in caplog.text
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("base", [-1, -2.5, -0.0, 2])
+def test_powers_of_negative_numbers_with_pytorch(base: float, dynamic: bool, runtime: Any) -> None:
+    """FX prints `(-1) ** x` as `-1 ** x`."""
+
+    def power(x: Any, i: Any) -> Any:
+        return (base ** (x + 1))[i] * int(base) ** x.shape[0]
+
+    torch._dynamo.reset()
+    ours = torch.compile(power, backend="aspen_mp", dynamic=dynamic, options={"min_block_size": 1, "runtime": runtime})
+    for n in (3, 4, 5):
+        for place in (0, 1, -1, -2):
+            for differentiable in (False, True):
+                x, i = torch.arange(float(n)).requires_grad_(differentiable), torch.tensor([place])
+                check(ours(x, i).detach(), power(x, i).detach(), (n, place))
+
+
 def test_an_optimized_module_whose_weights_are_given_back(runtime: Any) -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()

@@ -20,7 +20,7 @@ PARTS: Final = {
 ORDERS: Final = {
     "aspen_mp": [
         *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
-        *("compat", "torch", "ray", "backend", "inference", "tools", "serving", "cli", "bench"),
+        *("compat", "torch", "ray", "backend", "tools", "serving", "cli", "bench"),
     ],
     "aspen_mp.planner": [
         "job",

@@ -24,8 +24,9 @@ from aspen_mp.client.requests.idle_regions import IdleRegions
 from aspen_mp.client.requests.lengths import KnownBucket, Lending
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
+from aspen_mp.client.requests.waiting import TicketWatcher, Waiting
 from aspen_mp.client.requests.zero_copy import BORROW_BYTES, PAGE, Piece, place
-from aspen_mp.client.session import Session, TicketWatcher, Waiting
+from aspen_mp.client.session import Session
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _channel, _control

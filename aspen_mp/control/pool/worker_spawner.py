@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -54,35 +55,24 @@ class WorkerSpawner:
         """Forks it from this process, which has one thread and has imported little; where that fails there is none."""
         parent = os.getpid()
         with suppress(OSError):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                pid = fork(lambda: _be_zygote(parent, theirs), "aspen-zygote", keep={theirs.fileno()})
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                theirs.close()
-            self._take(pid, ours)
+            self._begin(lambda theirs: fork(lambda: _be_zygote(parent, theirs), "aspen-zygote", keep={theirs.fileno()}))
 
-    def _spawn_zygote(self) -> None:
+    def _begin(self, start: Callable[[socket.socket], int]) -> None:
+        """A zygote's process, by `start` of its socket. OSError where there is none, or its end could not be watched: then it is ended."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = spawn("aspen_mp.workers.zygote", [str(os.getpid())], theirs)
+            pid = start(theirs)
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._take(pid, ours)
-
-    def _take(self, pid: int, sock: socket.socket) -> None:
-        """OSError, and the process is ended, where its end could not be watched."""
         try:
             self._pidfd = watched(pid)
         except OSError:
-            sock.close()
+            ours.close()
             raise
-        self._pid, self._sock, self._ready = pid, sock, False
+        self._pid, self._sock, self._ready = pid, ours, False
 
     def watch(self, loop: Loop, event_log: EventLog) -> None:
         """Begins to replace a zygote that dies."""
@@ -94,7 +84,7 @@ class WorkerSpawner:
         if self._sock is not None or self._loop is None:
             return
         try:
-            self._spawn_zygote()
+            self._begin(lambda theirs: spawn("aspen_mp.workers.zygote", [str(os.getpid())], theirs))
             self._watch()
         except OSError as error:
             if self._sock is not None:

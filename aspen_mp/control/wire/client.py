@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from aspen_mp.control.wire import identity, protocol
@@ -29,17 +30,17 @@ def fresh(error: AspenError) -> AspenError:
     return type(error)(*error.args)
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
-    __slots__ = ("answer", "done", "failure", "kind", "progress", "receive", "received")
+    """`failure`: of `progress` or `receive`."""
 
-    def __init__(self, kind: type[protocol.Message], receive: Callable[[list[int]], Any], progress: ProgressCallback | None) -> None:
-        self.done = threading.Event()
-        self.kind = kind
-        self.receive = receive
-        self.progress = progress
-        self.answer: protocol.ToClient | AspenError | None = None
-        self.failure: BaseException | None = None  # of `progress` or `receive`
-        self.received: Any = None
+    kind: type[protocol.Message]
+    receive: Callable[[list[int]], Any]
+    progress: ProgressCallback | None
+    answer: protocol.ToClient | AspenError | None = None
+    failure: BaseException | None = None
+    received: Any = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class ControlClient:

@@ -26,11 +26,6 @@ class Descriptors:
         if fd < most - KEPT:
             self._is_short = self._is_short and fd >= most - 2 * KEPT
             return True
-        self.tell(most)
-        return False
-
-    def tell(self, most: int) -> None:
-        """A connection could not be accepted, because the process has `most` descriptors already."""
         if not self._is_short and time.monotonic() - self._told_at >= QUIET_S:
             self._told_at = time.monotonic()
             print(
@@ -40,6 +35,7 @@ class Descriptors:
                 flush=True,
             )
         self._is_short = True
+        return False
 
 
 OWN: Final = Descriptors()

@@ -22,7 +22,7 @@ import socket
 import struct
 import termios
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -119,11 +119,7 @@ def _unread(transport: Any) -> int:
 
 
 class EndingServer(uvicorn.Server):
-    """uvicorn's server, with an end that loses nothing. `beside`: ends other listeners whose connections are uvicorn's, too."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.beside: list[Callable[[], Awaitable[None]]] = []
+    """uvicorn's server, with an end that loses nothing."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers the requests that have been sent, then closes."""
@@ -140,8 +136,6 @@ class EndingServer(uvicorn.Server):
         await self._take_on([sock for listener in listeners for sock in accept_all(listener)])
         for listener in listeners:
             listener.close()
-        for end in self.beside:
-            await end()
         await super().shutdown(sockets)
 
     async def _take_on(self, socks: Sequence[socket.socket]) -> None:

@@ -46,7 +46,7 @@ def opened(named: Named, prefix: str) -> Region:
         raise RequestError(
             f"region {named.name!r}: {named.byte_size} bytes from byte {named.offset} on do not lie in {named.key!r}, which has {size}"
         )
-    return Region(fd, named.offset, named.byte_size, writable=True)
+    return Region(fd, named.offset, named.byte_size)
 
 
 class NamedMemory:

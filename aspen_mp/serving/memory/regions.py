@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from aspen_mp.shm.errors import RequestError
-
-SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""Seals that a descriptor must have. Only files in memory have seals, so that no read of one waits for a disk, a pipe or another
-process."""
 
 
 class Place(NamedTuple):
@@ -27,14 +22,12 @@ class Region:
 
     Attributes:
         size: Bytes.
-        writable: Whether outputs may be put there.
     """
 
-    def __init__(self, fd: int, begin: int, size: int, *, writable: bool) -> None:
+    def __init__(self, fd: int, begin: int, size: int) -> None:
         self._fd = fd
         self._begin = begin
         self.size = size
-        self.writable = writable
 
     def read(self, offset: int, target: memoryview) -> int:
         """Fills `target`, bytes, up to the end of the region. Returns how many bytes there were. OSError."""
@@ -61,21 +54,6 @@ class Region:
             self._fd = -1
 
 
-def sealed(fd: int, where: str) -> Region:
-    """A region from a client's descriptor, which it owns from now on. RequestError (and `fd` stays open) unless it is a sealed memfd."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise RequestError(f"{where} is not a file in memory. Make it with memfd_create and MFD_ALLOW_SEALING") from None
-    if seals & SEALS != SEALS:
-        raise RequestError(f"{where} can still change its size. Seal it first with F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL")
-    access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    if access == os.O_WRONLY:
-        raise RequestError(f"{where} cannot be read. Open it for reading and writing")
-    fixed = seals & (fcntl.F_SEAL_WRITE | getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10))
-    return Region(fd, 0, os.fstat(fd).st_size, writable=access == os.O_RDWR and not fixed)
-
-
 class Regions:
     """Regions by name, as requests name them.
 
@@ -96,11 +74,6 @@ class Regions:
                 f"{place.size} bytes from byte {place.offset} on do not lie in region {place.region[:200]!r}, which has {region.size} bytes"
             )
         return region
-
-    def check_writable(self, place: Place, where: str) -> None:
-        """RequestError unless an output can be put there. `where`: which output."""
-        if not self[place].writable:
-            raise RequestError(f"{where}: region {place.region[:200]!r} cannot be written to. Put outputs into another one")
 
     def read(self, place: Place, target: memoryview, where: str) -> None:
         """Copies a place into `target`, which is as large. Later writes of the client change nothing. RequestError."""
@@ -139,10 +112,8 @@ class Regions:
             self.remove(name)
 
 
-NONE: Final = Regions(
-    {}, "Send the tensor in the body, or connect to the server's socket for memory, which aspen-mp serve --unix-socket opens beside its own"
-)
-"""The regions of a connection that has shared nothing."""
+NONE: Final = Regions({}, "Send the tensor in the body, or start aspen-mp serve with --allow-named-shm")
+"""The regions of a server without shared memory."""
 
 
 def place_of(region: Any, offset: int, size: int | None, where: str) -> Place | None:

@@ -110,7 +110,7 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
         if array.dtype == np.bool_:
             await to_bools(array)
     for name, (tensor, piece) in strings.items():
-        feeds[name] = await strings_of(piece, tensor.shape, f"input {name!r}", body.limits, body.charge)
+        feeds[name] = await strings_of(piece, tensor.shape, f"input {name!r}", body.charge)
     return _call(request, feeds, regions)
 
 
@@ -195,7 +195,7 @@ async def to_bools(array: npt.NDArray[Any]) -> None:
         np.not_equal(part, 0, out=part.view(np.bool_))
 
 
-async def strings_of(data: memoryview, shape: Sequence[int], where: str, limits: Limits, charge: Callable[[int], None]) -> npt.NDArray[Any]:
+async def strings_of(data: memoryview, shape: Sequence[int], where: str, charge: Callable[[int], None]) -> npt.NDArray[Any]:
     """The tensor of strings from its bytes. They are charged where they are many. RequestError, Refused."""
     n = math.prod(shape)
     work = datatypes.unpacked_strings(data, n, where)
@@ -223,7 +223,7 @@ def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions
         _refuse_extensions(wanted.parameters, f"output {wanted.name!r}")
         place = _place(wanted.parameters, f"output {wanted.name!r}")
         if place is not None:
-            regions.check_writable(place, f"output {wanted.name!r}")
+            regions[place]  # before it runs
             places[wanted.name] = place
         if wanted.parameters.binary_data is not None:
             binary[wanted.name] = wanted.parameters.binary_data

@@ -55,10 +55,10 @@ def _same_type(name: str, op: str) -> None:
             raise Unsupported(f"{name} of bool")
         if not x.dtype.is_floating_point and name in {"ceil", "floor", "round"}:
             return x
-        y = b.emit(op, x)
-        if name == "sign" and x.dtype.is_floating_point:  # of NaN it is 0
-            return b.emit("Where", b.emit("Equal", x, x, dtype=torch.bool), y, b.constant(0, x.dtype), dtype=x.dtype)
-        return y
+        if name == "sign" and x.dtype.is_floating_point:  # 0 of NaN and of -0, without a sign
+            zero = b.constant(0, x.dtype)
+            return b.emit("Sub", *[b.cast(b.emit(side, x, zero, dtype=torch.bool), x.dtype) for side in ("Greater", "Less")])
+        return b.emit(op, x)
 
 
 def _to_float(name: str, op: str) -> None:
@@ -91,9 +91,9 @@ def _trunc(b: Builder, x: Value) -> Value:
 
 
 def truncated(b: Builder, x: Value) -> Value:
-    """Towards zero. A zero keeps no sign; no comparison can tell."""
-    down = b.emit("Floor", b.emit("Abs", x))
-    return b.emit("Where", b.emit("Less", x, b.constant(0.0, x.dtype), dtype=torch.bool), b.emit("Neg", down), down, dtype=x.dtype)
+    """Towards zero, which keeps its sign."""
+    negative = b.emit("Less", x, b.constant(0.0, x.dtype), dtype=torch.bool)
+    return b.emit("Where", negative, b.emit("Ceil", x), b.emit("Floor", x), dtype=x.dtype)
 
 
 @aten("frac.default")
@@ -124,7 +124,7 @@ def _near_zero(b: Builder, x: Value) -> Value:
         raise Unsupported("precision would be lost in float64")
     wide, one = b.cast(x, torch.float64), b.constant(1.0, torch.float64)
     value = b.emit("Log", b.emit("Add", wide, one)) if b.made_for("log1p") else b.emit("Sub", b.emit("Exp", wide), one)
-    tiny = b.emit("Less", b.emit("Abs", x), b.constant(1e-8, x.dtype), dtype=torch.bool)
+    tiny = b.emit("LessOrEqual", b.emit("Abs", x), b.constant(1e-8, x.dtype), dtype=torch.bool)  # in float16, this constant is 0
     return b.emit("Where", tiny, x, b.cast(value, b.dtype), dtype=b.dtype)
 
 

@@ -172,12 +172,18 @@ def padded(b: Builder, x: Value, pad: Sequence[Any], value: Scalar | None, mode:
 
 @aten("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
 def _reflection_pad(b: Builder, x: Value, pad: Sequence[Any]) -> Value:
-    return padded(b, x, pad, None, "reflect")
+    return _repeated(b, x, pad, "reflect")
 
 
 @aten("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
 def _replication_pad(b: Builder, x: Value, pad: Sequence[Any]) -> Value:
-    return padded(b, x, pad, None, "edge")
+    return _repeated(b, x, pad, "edge")
+
+
+def _repeated(b: Builder, x: Value, pad: Sequence[Any], mode: str) -> Value:
+    """What is negative in `pad` cuts off the result. ONNX's Pad cuts the tensor first, and repeats what is left."""
+    added, cut = ([limit(n, 0) for n in pad] for limit in (torch.sym_max, torch.sym_min))
+    return padded(b, padded(b, x, added, None, mode), cut, None)
 
 
 @aten("tril.default", "triu.default")
@@ -202,6 +208,8 @@ def _pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
 
 @aten("unfold.default")
 def _unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
+    if x.rank == 0:
+        raise Unsupported("windows of a scalar")
     axis, windows = positive(dim, x.rank), static([b.shape[positive(dim, x.rank)]], "the number of windows")[0]
     places = np.arange(windows)[:, None] * step + np.arange(size)[None, :]
     taken = b.emit("Gather", x, b.constant(places, INT64), axis=axis)

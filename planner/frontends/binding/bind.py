@@ -225,7 +225,7 @@ class Binder:
                 return self._inlined(flat, entry.opsets)
         elif domain == contrib.DOMAIN and op not in result_types.LEFT:
             return self._own(entry, inputs)
-        elif domain == result_types.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
+        elif domain == result_types.DOMAIN and (of_places := labels.named(proto, attrs)) is not None:
             nodes, names = of_places
             self.env[names.name] = names
             return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})

@@ -3,7 +3,7 @@ behind it takes the names. Only that is left to do without a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ _LABELS: Final = {
 """Classifiers, and their attribute of labels that are integers."""
 
 
-def named(proto: NodeProto, attrs: dict[str, Any], inputs: Sequence[Tensor | None]) -> tuple[list[NodeProto], Tensor] | None:
+def named(proto: NodeProto, attrs: dict[str, Any]) -> tuple[list[NodeProto], Tensor] | None:
     """A classifier with strings for labels as one that gives their places, and a Gather of the names; and the names. None: this is none, or
     its labels are other ones than those it names."""
     labels = names(proto, attrs)

@@ -113,10 +113,20 @@ def test_f32(isa, name):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_gelu_of_infinity(isa):
+    """As of x (1 + erf(x / √2)) / 2, 0 × ∞ is NaN."""
     x = np.array([np.inf, -np.inf, np.nan], np.float32)
     out = np.empty_like(x)
     assert _kernels.call("UNARY", [out, x], [UNARY["GELU_ERF"], 0.0, 0.0], [0], x.shape, isa) == 0
-    np.testing.assert_array_equal(out, [np.inf, 0, np.nan])
+    np.testing.assert_array_equal(out, [np.inf, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["TANH", "ERF", "ASIN", "ATAN", "SINH", "ASINH", "ATANH", "SQRT", "GELU_ERF", "GELU_TANH", "SWISH"])
+def test_zeros_keep_their_signs(isa, name):
+    x = np.array([0.0, -0.0, 1.0, -0.0], np.float32)
+    out = np.empty_like(x)
+    assert _kernels.call("UNARY", [out, x], [UNARY[name], 1.0, 0.0], [0], x.shape, isa) == 0
+    np.testing.assert_array_equal(np.signbit(out), np.signbit(x))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,8 @@ OF_SIZES: dict[str, Call] = {
     "view": lambda x: x.reshape(-1, 1, x.shape[0]) + 1,
     "repeat": lambda x: x.repeat(2, x.shape[0]) * 2,
     "pad": lambda x: F.pad(x, (1, x.shape[0])) + 1,
+    "reflect and cut": lambda x: F.pad(x, (2, x.shape[0] - 9), "reflect") + 1,
+    "repeat and cut": lambda x: F.pad(x, (x.shape[0] - 6, 3), "replicate") + 1,
     "arange": lambda x: torch.arange(x.shape[0], dtype=torch.float16)[:, None] + x,
     "cat": lambda x: torch.cat([x, x.new_ones(x.shape[0], 2)], 1) * 2,
     "mean": lambda x: (x / x.shape[0]).sum(0) * x.shape[1],
@@ -265,6 +268,52 @@ def test_numbers_that_a_type_cannot_hold(compiled: Any, number: Any) -> None:
     compare_all(compiled, calls)
 
 
+BESIDE: list[Any] = [torch.add, torch.mul, torch.div, torch.pow, torch.fmod, torch.remainder, torch.atan2, torch.copysign, torch.maximum]
+BESIDE += [torch.xlogy, torch.special.xlogy, torch.special.xlog1py]
+
+
+@pytest.mark.parametrize("whole", [torch.int64, torch.int32, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_integers_beside_halves(compiled: Any, dtype: Any, whole: Any) -> None:
+    """Integers become halves, which hold few of them, before anything is computed."""
+    numbers = torch.tensor([0, 1, 3, -7, 2049, 70_000]).to(whole)[:, None]
+    half = torch.tensor([0.0, 1.0, 0.5, 3.0, -7.0, INF, NAN]).to(dtype)
+    calls: dict[Any, tuple[Call, Any]] = {}
+    for place, call in enumerate(BESIDE):
+        calls[place, call.__name__] = lambda x, call=call: call(numbers, x), half
+        calls[place, call.__name__, "turned"] = lambda x, call=call: call(x, numbers), half
+    compare_all(compiled, calls)
+
+
+ODD: dict[str, Call] = {name: getattr(torch, name) for name in ("asin", "atan", "sinh", "asinh", "tanh", "atanh", "erf")}
+ODD |= {name: getattr(torch, name) for name in ("sign", "trunc", "frac", "ceil", "floor", "round", "neg", "abs", "sqrt", "expm1", "log1p")}
+ODD |= {
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "x * -3": lambda x: x * -3,
+    "3 - x": lambda x: 3 - x,
+    "where": lambda x: x.where(x > 5, -0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
+def test_zeros_keep_their_signs(compiled: Any, dtype: Any) -> None:
+    """`atan2` tells: of 0 it is pi, of -0 it is -pi."""
+    x = torch.tensor([0.0, -0.0, 0.3, -0.3, 0.5, -0.5]).to(dtype)
+    compare_all(compiled, {name: (lambda x, call=call: torch.atan2(call(x), x * 0 - 1), x) for name, call in ODD.items()})
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_what_is_infinite(compiled: Any, dtype: Any, approximate: str) -> None:
+    """PyTorch's own kernel has inf for inf; that of oneDNN, which some types and sizes use, has NaN."""
+    x = torch.tensor([-INF, NAN, -1e4, -30.0, -0.0, 0.0, 1e4]).to(dtype)
+    compare_all(compiled, {"gelu": (lambda x: F.gelu(x, approximate=approximate), x)})
+    x = torch.full((20,), INF, dtype=dtype)
+    check(compiled(lambda x: F.gelu(x, approximate=approximate))(x), x)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_pools_of_any_size(compiled: Any, dtype: Any) -> None:
     calls: dict[Any, tuple[Call, Any]] = {}
@@ -278,6 +327,17 @@ def test_pools_of_any_size(compiled: Any, dtype: Any) -> None:
             calls["avg", n, k] = lambda x, n=n: getattr(F, f"avg_pool{n}d")(x, 3, 2, 1, ceil_mode=True), x
             calls["max", n, k] = lambda x, n=n: getattr(F, f"max_pool{n}d")(x, 3, 2, 1, 1, ceil_mode=True), x
     compare_all(compiled, calls)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_pads_that_add_and_cut(compiled: Any, mode: str, dynamic: bool) -> None:
+    calls: dict[Any, tuple[Call, Any]] = {}
+    for n in (1, 2, 3):
+        x = torch.arange(4.0 * 5**n).view(2, 2, *[5] * n)
+        for pad in itertools.product((-2, -1, 0, 3), repeat=2):
+            calls[n, pad] = lambda x, pad=(*pad, *(1, -2, -1, 2)[: 2 * n - 2]): F.pad(x, pad, mode) + 1, x
+    compare_all(compiled, calls, dynamic)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

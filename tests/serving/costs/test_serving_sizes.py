@@ -120,7 +120,7 @@ def test_nothing_is_made_for_a_place_that_its_region_does_not_have(made: Made, o
 
     fd = os.memfd_create("r")
     os.ftruncate(fd, 64)
-    regions = Regions({"r": Region(fd, 0, 64, writable=True)}, "")
+    regions = Regions({"r": Region(fd, 0, 64)}, "")
     parameters = {"shared_memory_region": "r", "shared_memory_offset": offset, "shared_memory_byte_size": size}
     name = "x" if kind == "FP32" else "s"
     text = json.dumps({"inputs": [{"name": name, "datatype": kind, "shape": shape, "parameters": parameters}]}).encode()
@@ -171,9 +171,9 @@ def test_nothing_is_made_for_what_a_message_does_not_have(
 
 
 def test_every_limit_is_documented() -> None:
-    """The guide has a row for each, with its default."""
+    """The reference has a row for each, with its default."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "s": 1}
-    page = (folders.ROOT / "docs/howto/serve.md").read_text()
+    page = (folders.ROOT / "docs/reference/server.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\d+) ?(\w*) \|", page.partition("## Limits")[2].partition("\n## ")[0], re.MULTILINE)
     assert {name: int(number) * units.get(unit, 1) for name, number, unit in rows} == msgspec.structs.asdict(Limits())
 

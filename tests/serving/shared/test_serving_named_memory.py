@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import struct
+import threading
 import uuid
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -14,7 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import serving_tools as tools
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+EXAMPLES = 1000 if os.environ.get("ASPEN_MP_TIER") == "long" else 60
 SHM = Path("/dev/shm")
 PREFIX = f"named-{uuid.uuid4().hex[:12]}-"
 FRONT_ENDS = 3
@@ -53,13 +58,20 @@ def forget(client: tools.Client) -> None:
     assert client.ask("/v2/systemsharedmemory/unregister", {})[0] == 200
 
 
-def infer(client: tools.Client, region: str, offset: int = 0) -> tuple[int, Any]:
-    def place(at: int) -> dict[str, Any]:
-        return {"shared_memory_region": region, "shared_memory_offset": at, "shared_memory_byte_size": 32}
+def place(region: Any, offset: Any, size: Any = 32) -> dict[str, Any]:
+    said = {"shared_memory_region": region, "shared_memory_offset": offset, "shared_memory_byte_size": size}
+    return {key: value for key, value in said.items() if value is not None}
 
-    inputs = [{"name": "x", "shape": [2, 4], "datatype": "FP32", "parameters": place(offset)}]
-    status, _, said = client.ask("/v2/models/c/infer", {"inputs": inputs, "outputs": [{"name": "y", "parameters": place(1024)}]})
+
+def add_one(client: tools.Client, x: dict[str, Any], y: dict[str, Any], shape: tuple[int, ...] = (2, 4)) -> tuple[int, Any]:
+    """Status and answer of a request to y = x + 1."""
+    inputs = [{"name": "x", "shape": shape, "datatype": "FP32", "parameters": x}]
+    status, _, said = client.ask("/v2/models/c/infer", {"inputs": inputs, "outputs": [{"name": "y", "parameters": y}]})
     return status, said
+
+
+def infer(client: tools.Client, region: str, offset: int = 0) -> tuple[int, Any]:
+    return add_one(client, place(region, offset), place(region, 1024))
 
 
 def test_all_front_ends_know_a_region(tmp_path: Path, memory: Path) -> None:
@@ -147,6 +159,96 @@ def test_files_that_shrink(server: tools.Server, memory: Path) -> None:
         assert (status, "become shorter" in said["error"]) == (400, True)
         assert memory.stat().st_size == 10
         forget(client)
+
+
+@pytest.fixture
+def known(server: tools.Server, memory: Path) -> Iterator[tools.Client]:
+    """A client; region `a` is all of the memory."""
+    with tools.client(server.address) as client:
+        assert register(client, "a", memory.name)[0] == 200
+        yield client
+        forget(client)
+
+
+def test_places_that_are_refused(known: tools.Client) -> None:
+    good = place("a", 64)
+    assert add_one(known, place("a", None), {})[1]["outputs"][0]["data"] == [6.0] * 8
+    cases = [
+        (place("b", 0), good, "no region 'b'"),
+        (good, place("b", 0), "no region 'b'"),
+        (place("a", 4065), good, "do not lie"),
+        (good, place("a", 4065), "do not lie"),
+        (place("a", (1 << 48) - 1), good, "do not lie"),
+        (place("a", 1 << 64), good, "does not fit"),
+        (place("a", -32), good, "does not fit"),
+        (place("a", 0, None), good, "without shared_memory_byte_size"),
+        (place("a", 0, 31), good, "needs 32 bytes"),
+        (good, place("a", 0, 1 << 47), "do not lie"),
+        ({**good, "binary_data_size": 32}, good, "Give one of them"),
+        (good, place("a", 0, 31), "Give it more room"),
+        (place(7, 0), good, "does not fit"),
+    ]
+    for x, y, wanted in cases:
+        status, said = add_one(known, x, y)
+        assert status == 400, (x, y, said)
+        assert wanted in said["error"], (x, y, said)
+    assert add_one(known, place("a", 0, 1 << 47), {})[0] == 413
+    assert add_one(known, good, good)[0] == 200
+
+
+NUMBERS = st.sampled_from([0, 1, 31, 32, 33, 4064, 4096, 4097, 1 << 31, 1 << 47, 1 << 63, 1 << 70, -1]) | st.integers() | st.none()
+PLACES = st.builds(place, st.sampled_from(["a", "a", "a", "b", "", None, 3]), NUMBERS, NUMBERS)
+
+
+@given(x=PLACES, y=PLACES, rows=st.sampled_from([0, 1, 2, 2, 2, 1 << 40]))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_drawn_places(known: tools.Client, x: dict[str, Any], y: dict[str, Any], rows: int) -> None:
+    status, said = add_one(known, x, y, (rows, 4))
+    assert status in {200, 400, 413}, said
+
+
+def test_memory_that_changes_during_requests(server: tools.Server, known: tools.Client, memory: Path) -> None:
+    """Results are of no use then, and nobody else notices."""
+    over = threading.Event()
+
+    def scribble() -> None:
+        with memory.open("r+b", buffering=0) as file:
+            while not over.is_set():
+                file.seek(0)
+                file.write(os.urandom(2048))
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    try:
+        for _ in range(50):
+            assert infer(known, "a")[0] == 200
+    finally:
+        over.set()
+        thread.join()
+    assert len(server.front_ends()) == FRONT_ENDS
+
+
+def test_strings_and_truths(tmp_path: Path, memory: Path) -> None:
+    onnx = tools.onnx
+    helper = onnx.helper
+    infos = [helper.make_tensor_value_info(name, kind, [3]) for name, kind in (("s", 8), ("b", 9), ("t", 8), ("c", 9))]
+    nodes = [helper.make_node("Identity", ["s"], ["t"]), helper.make_node("Not", ["b"], ["c"])]
+    graph = helper.make_graph(nodes, "both", infos[:2], infos[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "both.onnx")
+    packed = b"".join(struct.pack("<I", len(each)) + each for each in (b"", b"two", "drei\u00df".encode()))
+    memory.write_bytes(packed.ljust(100, b"\0") + bytes([0, 1, 7]).ljust(3996, b"\0"))
+    with tools.serving(tmp_path, tmp_path / "both.onnx", "--allow-named-shm", PREFIX) as server, tools.client(server.address) as client:
+        assert register(client, "a", memory.name)[0] == 200
+        inputs = [
+            {"name": "s", "shape": [3], "datatype": "BYTES", "parameters": place("a", 0, len(packed))},
+            {"name": "b", "shape": [3], "datatype": "BOOL", "parameters": place("a", 100, 3)},
+        ]
+        outputs = [{"name": "t", "parameters": place("a", 200, 100)}, {"name": "c", "parameters": place("a", 300, 3)}]
+        status, _, said = client.ask("/v2/models/both/infer", {"inputs": inputs, "outputs": outputs})
+        assert status == 200, said
+        assert said["outputs"][0]["parameters"] == place("a", 200, len(packed))
+    assert memory.read_bytes()[200 : 200 + len(packed)] == packed
+    assert memory.read_bytes()[300:303] == bytes([1, 0, 0])
 
 
 def test_it_is_off_unless_allowed(tmp_path: Path, memory: Path) -> None:

@@ -9,7 +9,7 @@
  * micro-kernel.
  */
 #include "gemm/bf16.h"
-#include "conv/window.h"
+#include "conv/copied_axis.h"
 
 #define COPY_BYTES (256 << 10) /* of a block, about */
 
@@ -28,18 +28,6 @@ typedef struct bconv {
   window axes[2];  /* rows and columns */
   int64_t pixel;   /* words of one, in the copy */
 } bconv;
-
-/* The copy of one axis, for `n` positions of output: tap k of position i sits at i * step + k * tap. */
-typedef struct copied_axis {
-  int64_t size, step, tap;
-  int compact; /* one slot for each (position, tap); otherwise one for each position of input from first to last */
-} copied_axis;
-
-static copied_axis copy_axis(const window *s, int64_t n) {
-  const int64_t reach = (n - 1) * s->stride + (s->kernel - 1) * s->dilation + 1;
-  if (n * s->kernel < reach) return (copied_axis){n * s->kernel, s->kernel, 1, 1};
-  return (copied_axis){reach, s->stride, s->dilation, 0};
-}
 
 static int64_t copy_bytes(const bconv *v, int64_t rows, int64_t columns) {
   return copy_axis(&v->axes[0], rows).size * copy_axis(&v->axes[1], columns).size * v->pixel * 4;

@@ -21,7 +21,7 @@
  */
 #include "gemm/mm.h"
 #include "conv/volume.h"
-#include "conv/window.h"
+#include "conv/copied_axis.h"
 
 #define PIXELS 256                 /* output pixels of a block, at most */
 #define COPIED_PIXELS 1024         /* the same where the input is copied: neighbouring blocks copy the same rows again */
@@ -47,18 +47,6 @@ typedef struct conv {
   int64_t taps;       /* pointers of a pixel, at most */
   int64_t block;      /* pixels of a block */
 } conv;
-
-/* The copy of one axis, for `n` output positions: kernel tap k of position i sits at i * step + k * tap. */
-typedef struct copied_axis {
-  int64_t size, step, tap;
-  int compact; /* one slot for each (position, tap); otherwise one for each input position from first to last */
-} copied_axis;
-
-static copied_axis copy_axis(const window *s, int64_t n) {
-  const int64_t reach = (n - 1) * s->stride + (s->kernel - 1) * s->dilation + 1;
-  if (n * s->kernel < reach) return (copied_axis){n * s->kernel, s->kernel, 1, 1};
-  return (copied_axis){reach, s->stride, s->dilation, 0};
-}
 
 static int64_t copy_bytes(const conv *v, int64_t rows, int64_t columns) {
   return v->planes.all * copy_axis(&v->rows, rows).size * copy_axis(&v->columns, columns).size * v->in_channels * (int64_t)sizeof(float);

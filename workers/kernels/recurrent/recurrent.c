@@ -14,7 +14,6 @@
 #include "vector/vmath.h"
 
 #define UNITS ASPEN_UNITS
-#define MOST_GATES 4
 #if VL == 16
 #define REGISTERS 32
 #else

@@ -44,9 +44,9 @@ INLINE vf vsigmoid(vf x) { /* through exp(-|x|), so that nothing overflows and s
 
 INLINE vf vtanh(vf x) {
   const vf t = vabs(x), u = x * x;
-  const vf near = vfma(x * u, VPOLY(u, -0.33333284f, 0.13331491f, -0.053743497f, 0.020650586f, -0.0057170433f), x); /* 4e-9 */
+  const vf near = vfma(t * u, VPOLY(u, -0.33333284f, 0.13331491f, -0.053743497f, 0.020650586f, -0.0057170433f), t); /* 4e-9 */
   const vf far = vset1(1) - vset1(2) / (vset1(1) + vexp(t + t));
-  return vsel(vlt(t, vset1(0.625f)), near, vcopysign(far, x));
+  return vcopysign(vsel(vlt(t, vset1(0.625f)), near, far), x); /* -0 of -0, too */
 }
 
 INLINE vf verf(vf x) { /* beyond 0.92 as 1 - exp(-t g(t)) with erfc(t) = exp(-t g(t)) */
@@ -77,13 +77,14 @@ INLINE vf vexp2_(vf t) {
 /* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = 2^(-1 - t g(t)). Nothing cancels, so negative results keep most of their digits
  * where g was fitted. At most 4e-5 of the result is missing down to x = -6, 3e-4 down to -8. Beyond, the polynomial makes Q fall too fast:
  * 3 % are missing at -10, where results are below 1e-22, and nearly all at -13, below 1e-37. At 13.4, t Q(t) is less than half the least
- * subnormal: from there on results are 0, as they should be from 14.4 on. */
+ * subnormal: from there on results are -0, as they should be from 14.4 on. The
+ * result of -∞ is NaN, as that of 0.5 x (1 + erf(x / √2)). */
 INLINE vf vgelu_erf(vf x) {
   const vf t = vmin(vset1(13.4f), vabs(x));
   const vf g = VPOLY(t, 1.15110826f, 0.459175706f, 0.0526049783f, -0.00722124852f, 0.000244823832f, 0.00015527176f,
                      -3.95489898e-05f, 4.65416207e-06f, -2.82404363e-07f, 7.07417095e-09f); /* 4e-8 of |x| */
   const vf q = vexp2_(vfnma(t, g, vset1(-1)));
-  return vfnma(t, q, vmax(vzero(), x));
+  return vfnma(t, q, vsel(vlt(x, vzero()), x * vzero(), x));
 }
 
 INLINE vf vswish(vf x, vf a) { return x / (vset1(1) + vexp(vneg(a * x))); } /* e^-ax may overflow: x / ∞ is right */

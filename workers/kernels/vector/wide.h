@@ -163,9 +163,8 @@ static inline double wide_cosh(double x) {
 }
 static inline double wide_asinh(double x) {
   const double z = x * x, a = fabs(x);
-  const double series = x - x * z * (1.0 / 6 - z * (3.0 / 40));
-  const double y = copysign(wide_log(a + sqrt(z + 1)), x);
-  return a < 0.01 ? series : y;
+  const double series = a - a * z * (1.0 / 6 - z * (3.0 / 40)), y = wide_log(a + sqrt(z + 1));
+  return copysign(a < 0.01 ? series : y, x);
 }
 static inline double wide_acosh(double x) {
   const double y = wide_log(x + sqrt((x - 1) * (x + 1)));

@@ -103,11 +103,10 @@ def test_naive_schedules() -> None:
 
 def test_scenarios() -> None:
     a, b, c = (network([1.0], name=name) for name in "abc")
-    assert [job.release for job in Workload.consecutive(a, 3, 5.0).jobs()] == [0, 5, 10]
-    assert [job.after for job in Workload.joined(a, b, c).jobs()] == [(), (), (0, 1)]
-    stream = Workload.pipeline(a, b, 2, 7.0).jobs()
+    assert [job.release for job in Workload((Entry(a, 3, 5.0),)).jobs()] == [0, 5, 10]
+    assert [job.after for job in Workload((Entry(a), Entry(b), Entry(c, after=(0, 1)))).jobs()] == [(), (), (0, 1)]
+    stream = Workload((Entry(a, 2, 7.0), Entry(b, 2, after=(0,)))).jobs()
     assert [(job.network.name, job.release, job.after) for job in stream] == [("a", 0, ()), ("a", 7, ()), ("b", 0, (0,)), ("b", 7, (1,))]
-    assert [job.after for job in Workload.pipeline_beside(a, b, c).jobs()] == [(), (0,), ()]
     assert [job.after for job in Workload((Entry(a, 3, in_order=True),)).jobs()] == [(), (0,), (1,)]
 
 
@@ -128,7 +127,7 @@ def test_workloads_that_are_none(entries: tuple[Entry, ...], message: str) -> No
 
 def test_too_many_runs() -> None:
     with pytest.raises(ValueError, match="9 runs"):
-        Workload.consecutive(network([1.0]), 9).jobs()
+        Workload((Entry(network([1.0]), 9),)).jobs()
 
 
 # ------------------------------------------------------------------------------------------------------- profiles

@@ -19,11 +19,9 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.products import bytes_scratch, packed_bytes
-from aspen_mp.planner.ops.table import params
+from aspen_mp.planner.ops.products import packed_bytes
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import ModelInvalidError
-from aspen_mp.workers import _kernels
 
 BIAS, RESIDUAL, FACTOR, ZERO = 2, 3, 4, 5
 DEPTH, COLUMNS = 21, 40
@@ -408,16 +406,6 @@ def test_bytes_take_less_time(rows: int, depth: int, columns: int) -> None:
     sides = [np.array([1, 1, 1]), np.array([1, (rows + 1) // 2, rows]), np.array([columns, columns, columns])]
     assert (of_bytes(sides) <= of_floats(sides)).all()
     assert (np.diff(of_bytes(sides)) >= 0).all()
-
-
-@pytest.mark.parametrize("depth", [1, 63, 768, 4096])
-def test_scratch_is_enough_for_any_tile(depth: int) -> None:
-    node, _ = product(5, depth, 40, lead=3)
-    arrays = [None if t is None else np.broadcast_to(np.zeros((), t.dtype), s) for t, s in zip(node.inputs, shapes(node), strict=True)]
-    out = np.empty(node.output.shape, np.float32)
-    for lo, hi in (((0, 0, 0), (3, 5, 40)), ((1, 0, 3), (2, 5, 4)), ((2, 4, 0), (3, 5, 40))):
-        rows = (hi[0] - lo[0]) * (hi[1] - lo[1])
-        assert _kernels.scratch("QGEMM", [out, *arrays], params(node), lo, hi) <= bytes_scratch(rows, depth)
 
 
 def shapes(node: Node) -> list[tuple[int, ...] | None]:
