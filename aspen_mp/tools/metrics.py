@@ -239,7 +239,7 @@ class RuntimeCollector:
 class Endpoint:
     """Serves a runtime's metrics over HTTP at ``/metrics`` from a thread, and its health for orchestrators. ``/healthz`` is 200 where the
     planner process answers. ``/readyz`` is 200 where requests are served besides: a worker runs, and the runtime is not stopping. Else both
-    are 503. Else both are 503.
+    are 503.
 
     `port` 0: any free one; `port` then says which. OSError if it is taken.
     """

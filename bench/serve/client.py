@@ -21,7 +21,7 @@ from typing import Any, Final
 METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 REGION: Final = "memory"
 PREFIX: Final = "aspen-mp-bench-"
-"""What clients call the memory that they share, and what its names in /dev/shm begin with."""
+"""Clients' name for the memory that they share. Its names in /dev/shm begin with this."""
 _RECEIVED: Final = 1 << 18
 _CONNECTED_S: Final = 20.0
 

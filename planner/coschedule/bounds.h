@@ -21,14 +21,15 @@ static inline void cs_prepare_after(struct cs_search *s) {
   }
 }
 
-/* A dual prices what bounds the time until all jobs have ended: the core time of each domain, by its cores, and the time of each job, moves
- * included. Prices sum up to 1. So what the cheapest way to run all groups costs is a lower bound (the dual of sharing groups out among the
- * core sets in fractions). It is better than core time or times of jobs alone: what is short on many cores is dear in core time. */
+/* A dual prices the bounds of the time until all jobs have ended. They are the core time of each domain, by its cores, and the time of each
+ * job, moves included. Prices sum up to 1. So the cost of the cheapest way to run all groups is a lower bound (the dual of fractional
+ * shares of groups among core sets). It is better than core time or times of jobs alone: resources that are short on many cores are dear in
+ * core time. */
 static inline double cs_price(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t group, uint32_t set) {
   return (dual->core[set] + dual->time[job]) * cs_ns(s, job, group, set);
 }
 
-/* Core sets cost what the cores of their domains do. */
+/* Core sets cost as much as the cores of their domains. */
 static inline void cs_price_sets(const struct cs_search *s, struct cs_dual *dual, const double *domains) {
   const struct cs_problem *p = s->p;
   for (uint32_t a = 0; a < p->sets; a++) {
@@ -54,7 +55,8 @@ static inline void cs_price_job(const struct cs_search *s, const struct cs_dual 
   }
 }
 
-/* What the cheapest way from `first` on takes: core time of each domain, by its cores, and the time of the job. Ties go to the first set. */
+/* The time of the cheapest way from `first` on: core time of each domain, by its cores, and the time of the job. Ties go to the first
+ * set. */
 static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dual, uint32_t job, uint32_t first, const double *cost,
                             double *spent) {
   const struct cs_problem *p = s->p;
@@ -76,7 +78,7 @@ static inline void cs_spend(const struct cs_search *s, const struct cs_dual *dua
   }
 }
 
-/* Makes what is spent most dearer, step by step, and keeps the prices of the best bound. `first`: where each job stands. */
+/* Makes the most used resource dearer, step by step, and keeps the prices of the best bound. `first`: where each job stands. */
 static inline void cs_price_all(struct cs_search *s, const uint32_t *first, double *prices, struct cs_dual *best) {
   const struct cs_problem *p = s->p;
   uint32_t n_prices = p->domains + p->jobs;
@@ -202,7 +204,7 @@ static inline void cs_judge(const struct cs_search *s, struct cs_state *x) {
   x->rank = x->bound + (s->p->objective == CS_LATENCY ? CS_TIE * tie : -CS_TIE / tie);
 }
 
-/* What is better by less than rounding is not better. */
+/* A schedule that is better by less than rounding is not better. */
 static inline double cs_margin(const struct cs_search *s) { return isinf(s->best) ? 0 : s->eps * fabs(s->best); }
 
 #endif

@@ -1,4 +1,4 @@
-/* What a search for schedules works on: the problem, its states, and how groups slow each other down. */
+/* The data of a search for schedules: the problem, its states, and how groups slow each other down. */
 #ifndef ASPEN_COSCHEDULE_PROBLEM_H
 #define ASPEN_COSCHEDULE_PROBLEM_H
 #include <math.h>
@@ -14,7 +14,7 @@
 #define CS_NONE UINT32_MAX
 /* Sets of prices, of which each gives a lower bound. */
 #define CS_DUALS 24
-/* Prices are found in so many steps, each of which changes them by less. */
+/* The number of steps in which prices are found, each of which changes them by less. */
 #define CS_PRICE_STEPS 40
 #define CS_PRICE_RATE 0.6
 #define CS_PRICE_SLOWS 0.05
@@ -22,13 +22,13 @@
 #define CS_PRICE_TIME 0.05
 /* Prices are made for jobs at the beginning, after this part of their groups, and so on: a power of two. */
 #define CS_ALIKE 4
-/* What differs by so little of the best schedule's length is equal. */
+/* Differences this small, as a share of the best schedule's length, are none. */
 #define CS_ROUNDING 1e-10
 /* Each pass is so many times as wide as the one before. */
 #define CS_WIDER 2
-/* A pass keeps at most so many states: what is beyond is left out, and later passes would be no wider. */
+/* The most states that a pass keeps: others are left out, and later passes would be no wider. */
 #define CS_MOST_STATES (1u << 18)
-/* The clock is read once for so many states, at most. */
+/* The clock is read once for this many states, at most. */
 #define CS_STRIDE 16
 /* Among states of about the same bound, the one whose jobs have less left on average goes first. */
 #define CS_OTHERS 0.3
@@ -69,7 +69,7 @@ struct cs_problem {
 struct cs_state {
   double now, bound;
   double rank; /* of states of a level, those of the least are expanded first */
-  double left[CS_JOBS];  /* of what runs or moves, alone */
+  double left[CS_JOBS];  /* of the running or moving job, alone */
   double began[CS_JOBS]; /* the group that runs, or the last one */
   double end[CS_JOBS];   /* of CS_DONE */
   uint8_t group[CS_JOBS], phase[CS_JOBS], set[CS_JOBS];
@@ -99,7 +99,8 @@ struct cs_search {
   uint32_t *bucket, n_buckets;
   uint8_t *kind;                 /* [sets]: equal where going anywhere else costs moves alike */
   double *after;                 /* [rows + jobs][sets]: least time from the end of the group before, on a set, to the end of the job */
-  double *load;                  /* [duals][rows + jobs][sets]: least price from the end of the group before, on a set, to the end of the job */
+  /* [duals][rows + jobs][sets]: least price from the end of the group before, on a set, to the end of the job */
+  double *load;
   struct cs_dual dual[CS_DUALS];
   uint64_t expanded;
   uint32_t n_steps;              /* of the best schedule, as it was found */
@@ -142,7 +143,7 @@ static inline double cs_table(const struct cs_memory *m, double own, double othe
   return (1 - u) * ((1 - v) * f[0] + v * f[right]) + u * ((1 - v) * f[down] + v * f[down + right]);
 }
 
-/* What each of several gets of a memory that they share: what it wants, up to a share that is the same for all. Returns that share. */
+/* Shares a memory among several: each gets its want, up to a share that is the same for all. Returns that share. */
 static inline double cs_fair(const double *wants, uint32_t n, double capacity) {
   double total = 0, rest = capacity;
   uint32_t left = n;

@@ -70,8 +70,8 @@ def _by_zeros(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, out: Sequen
 
 
 def _by_phases(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, out: Sequence[int], by: Window) -> Tensor:
-    """Pixel s q + r of an axis with stride s, counted from before the pads, is a sum over the input at q - j with the weights at s j + r:
-    all remainders r, as channels, are one convolution of stride 1, whose result is put together by moving it."""
+    """Pixel s q + r of an axis with stride s, counted from before the pads, is a sum. Its terms are the input at q - j with the weights at
+    s j + r. All remainders r, as channels, are one convolution of stride 1. Its result is put together by moving it."""
     groups, strides, dilations, begin, _ = by
     n, c = x.shape[:2]
     per_group, phases, axes = w.shape[1], prod(strides), range(len(begin))

@@ -19,7 +19,7 @@ def _reshape_groups(source: Shape, target: Shape) -> tuple[tuple[range, range, t
     """Cuts a reshape into independent groups of axes (of source, of target, strides of the refined axes or None).
 
     Within a group, all boundaries of both sides (as strides in elements) are merged. If each divides the next larger one, the group is also
-    a reshape over "refined" axes. Every axis of either side is a run of these. Then hulls are exact. Then hulls are exact.
+    a reshape over "refined" axes. Every axis of either side is a run of these. Then hulls are exact.
     """
     groups = []
     i, j = len(source), len(target)

@@ -149,7 +149,8 @@ class ControlTable:
         `search_ns`, `sleep_ns`: how long it was in kernels, scheduling, searching and sleeping. `held_ns` of these are for the sake of a
         higher class, `lent_ns` went to lower ones."""
     def paces(self) -> list[tuple[int, int, int | None, int, int]]:
-        """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
+        """For each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and those that plans expect of them, so
+        far."""
     def status(self) -> dict[str, Any]:
         """epoch, attach_seq, max_workers, workers, sleepers, spinners, queued (ready tiles), trace (whether somebody traces), ready_rows,
         plans, draining, instances (by state), served, clients, segments (bytes by role)."""

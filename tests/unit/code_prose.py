@@ -28,15 +28,15 @@ LEAST_MESSAGE: Final = 4
 MOST_FRAGMENT: Final = 7
 ALLOWED: Final[dict[str, int]] = {
     "aspen_mp/cli": 6,
-    "aspen_mp/client": 114,
+    "aspen_mp/client": 116,
     "aspen_mp/control": 134,
-    "aspen_mp/torch": 61,
+    "aspen_mp/torch": 62,
     "bench": 11,
     "bench/coexecution": 10,
     "bench/figures": 14,
     "bench/peers": 2,
     "bench/ray": 2,
-    "bench/render": 2,
+    "bench/render": 6,
     "bench/serve": 1,
     "planner": 5,
     "planner/job": 8,

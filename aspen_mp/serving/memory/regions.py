@@ -113,7 +113,7 @@ class Regions:
 
 
 NONE: Final = Regions({}, "Send the tensor in the body, or start aspen-mp serve with --allow-named-shm")
-"""Of a server without shared memory."""
+"""The regions of a server without shared memory."""
 
 
 def place_of(region: Any, offset: int, size: int | None, where: str) -> Place | None:

@@ -209,7 +209,9 @@ def _pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
 @aten("unfold.default")
 def _unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
     if x.rank == 0:
-        raise Unsupported("windows of a scalar")
+        if sizes.same(size, 0):
+            raise Unsupported("no windows of a scalar")
+        return b.reshape(x, [1])
     axis, windows = positive(dim, x.rank), static([b.shape[positive(dim, x.rank)]], "the number of windows")[0]
     places = np.arange(windows)[:, None] * step + np.arange(size)[None, :]
     taken = b.emit("Gather", x, b.constant(places, INT64), axis=axis)

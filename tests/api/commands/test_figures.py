@@ -402,7 +402,7 @@ def test_what_memory_leaves_of_unlike_cores() -> None:
 
 
 def test_simulated_shares_of_unlike_cores() -> None:
-    network = simulated.Network(parse(TINY))
+    network = simulated.SimulatedNetwork(parse(TINY))
     limited, unlimited = network.share(1, 1, 0.5, 1.0)
     assert 0 < limited <= unlimited + 1e-9
     assert unlimited < 1.1

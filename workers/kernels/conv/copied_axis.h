@@ -1,4 +1,5 @@
-/* Where the taps of a window lie in a copy of its input, by axis. Positions of input that no tap reads are left out where that is shorter. */
+/* Where the taps of a window lie in a copy of its input, by axis. Positions of input that no tap reads are left out where that is
+ * shorter. */
 #ifndef ASPEN_COPIED_AXIS_H
 #define ASPEN_COPIED_AXIS_H
 #include "conv/window.h"

@@ -77,8 +77,8 @@ INLINE vf vexp2_(vf t) {
 /* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = 2^(-1 - t g(t)). Nothing cancels, so negative results keep most of their digits
  * where g was fitted. At most 4e-5 of the result is missing down to x = -6, 3e-4 down to -8. Beyond, the polynomial makes Q fall too fast:
  * 3 % are missing at -10, where results are below 1e-22, and nearly all at -13, below 1e-37. At 13.4, t Q(t) is less than half the least
- * subnormal: from there on results are -0, as they should be from 14.4 on. Of -∞ the
- * result is NaN, as of 0.5 x (1 + erf(x / √2)). */
+ * subnormal: from there on results are -0, as they should be from 14.4 on. The
+ * result of -∞ is NaN, as that of 0.5 x (1 + erf(x / √2)). */
 INLINE vf vgelu_erf(vf x) {
   const vf t = vmin(vset1(13.4f), vabs(x));
   const vf g = VPOLY(t, 1.15110826f, 0.459175706f, 0.0526049783f, -0.00722124852f, 0.000244823832f, 0.00015527176f,
