@@ -38,7 +38,7 @@ class NoKernel(Exception):
 
 
 Choices = list[int | Phases]
-"""What lowering has chosen by the shapes. Of a convolution: the side of Winograd's blocks, 0 for direct sums, or the phases of strides."""
+"""Choices of lowering that depend on shapes. One for a convolution: the side of Winograd's blocks, 0 for direct sums, or phases of strides."""
 
 
 class Builder:
@@ -345,7 +345,7 @@ class Builder:
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
 
     def decide(self, choose: Callable[[], int | Phases]) -> int | Phases:
-        """What the next choice that depends on the shape is: as `choose` says, unless it follows another graph's."""
+        """Returns the next choice that depends on shapes: that of `choose`, unless it follows another graph's."""
         found = next(self._followed, None)
         if found is None:
             found = choose()

@@ -1,9 +1,10 @@
 /* A worker's checks of a plan for a shape bucket: no extents lead it outside its mappings. Each check returns NULL, or what is wrong.
  *
- * Operands that lie in their spaces at the largest extents (aspen_operands_check) and at the smallest do so between them. No value falls as
- * an extent rises, nor does a number of an operand that follows from it. Strides that follow from a value are not negative. So the last byte
- * that is touched never falls. The first byte falls where an axis with another, negative stride grows. If the offset changes too, it has to
- * follow from the same value as the lengths of all such axes. The first byte is then linear in that value, and so lies behind one at the ends.
+ * Operands that lie in their spaces at the largest extents (aspen_operands_check) and at the smallest do so between them. No value falls
+ * as an extent rises, nor does a number of an operand that follows from it. Strides that follow from a value are not negative. So the last
+ * byte that is touched never falls. The first byte falls where an axis with another, negative stride grows. If the offset changes too, it
+ * has to follow from the same value as the lengths of all such axes. The first byte is then linear in that value, and so lies behind one
+ * at the ends.
  */
 #ifndef ASPEN_BUCKET_CHECKS_H
 #define ASPEN_BUCKET_CHECKS_H
@@ -40,8 +41,8 @@ static inline const char *aspen_values_check(const struct aspen_exec_plan *p, co
   return NULL;
 }
 
-/* Checks a number, and writes it as it is at the smallest extents into `smallest`, a copy of the operands. An axis that is empty there alone
- * counts as having a length of one. */
+/* Checks a number, and writes it as it is at the smallest extents into `smallest`, a copy of the operands. An axis that is empty there
+ * alone counts as having a length of one. */
 static inline const char *aspen_number_check(const struct aspen_exec_plan *p, const struct aspen_number *n, const int64_t *at_least,
                                              struct aspen_operand *smallest) {
   const struct aspen_plan_header *h = p->view.header;

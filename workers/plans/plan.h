@@ -12,7 +12,7 @@
 struct aspen_exec_op {
   aspen_kernel_fn fn; /* NULL: JOIN, END, OPAQUE. */
   uint32_t kernel, operand, n_inputs, param, rank;
-  float expected_ns; /* What the plan expects of a tile. */
+  float expected_ns; /* The time that the plan expects of a tile. */
   int64_t whole[ASPEN_RANK - ASPEN_TILE_AXES]; /* The length of the output's axes that tiles do not cut. */
 };
 
