@@ -22,8 +22,9 @@ from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.passes import pipeline
 from aspen_mp.planner.passes.request import Decided, PassRequest, Report
-from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, NoBucket, ShapeBucket
+from aspen_mp.planner.plan.bucketed_graph import BucketedGraph
 from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket, ShapeBucket
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
 
@@ -115,7 +116,7 @@ def plan_bucket(
     derived: stages.Derived | None = None,
     demand: Demand = "none",
 ) -> StageResult:
-    """Plans a model of one stage for a shape bucket. `bindings`: of its inputs where it is longest. `derived`: as of `plan_stage`.
+    """Plans a model of one stage for a shape bucket. `bindings`: of its inputs where it is largest. `derived`: as of `plan_stage`.
     `demand`: what else the plan has to be, or there is none: "even", with hardly anything that has the length in it where it is shortest;
     and not much more memory where it is longest; "busy", with tiles for all workers where it is shortest, and little memory.
 
@@ -123,21 +124,18 @@ def plan_bucket(
     """
     opened = _open(model, folder)
     alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
-    found: dict[int, tuple[stages.StageGraph, Graph]] = {}
-    bucketed: BucketedGraph | None = None
-    for extent in bucket.extents():
-        stage, graph = found[extent] = alike.at(extent)
-        storage = assign_storage(graph)
-        bucketed = bucketed or BucketedGraph(bucket, storage)
+    stage, graph = alike.at(bucket.most)
+    bucketed = BucketedGraph(bucket, assign_storage(graph))
+    samples = bucket.samples()
+    for number, extents in enumerate(samples):
         try:
-            bucketed.add(extent, storage)
+            bucketed.add(extents, bucketed.most if number == 0 else assign_storage(alike.at(extents)[1]))
         except NoBucket as reason:
-            raise NoBucket(str(reason), elsewhere=reason.elsewhere and extent != bucket.most - 1) from None
-        if demand == "even" and extent == bucket.least:
+            raise NoBucket(str(reason), elsewhere=reason.elsewhere and number != 1) from None
+        if demand == "even" and extents == bucket.least:
             bucketed.mostly_the_same()
-    assert bucketed is not None
-    bucketed.compare()
-    stage, graph = found[bucket.most]
+    while (more := bucketed.missing()) is not None:
+        bucketed.add(more, assign_storage(alike.at(more)[1]))
     plan = _built(graph, workers, machine, request, build, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)
@@ -149,7 +147,7 @@ def plan_within(
     model: ModelLike | OnnxModel,
     bindings: Mapping[str, Binding],
     bucket: ShapeBucket,
-    extent: int,
+    extents: Extents,
     *,
     workers: int,
     machine: Machine | None = None,
@@ -158,11 +156,11 @@ def plan_within(
     folder: str | None = None,
     derived: stages.Derived | None = None,
 ) -> StageResult:
-    """Plans one extent of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
+    """Plans one request of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
     `plan_bucket`; raises the same."""
     alike = _Alike(_open(model, folder), bindings, bucket, request, stages.Derived() if derived is None else derived)
     alike.at(bucket.most)
-    stage, graph = alike.at(extent)
+    stage, graph = alike.at(extents)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, _built(graph, workers, machine, request, build))
 
 
@@ -178,18 +176,18 @@ class _Alike:
         self._folding = BucketFolding()
         self._decided = Decided(strassen=[])
 
-    def at(self, extent: int) -> tuple[stages.StageGraph, Graph]:
+    def at(self, extents: Extents) -> tuple[stages.StageGraph, Graph]:
         """The stage and its graph of kernels. NoBucket where shapes depend on values."""
-        stage = self._stage(extent)
+        stage = self._stage(extents)
         names = [v.name for v in stage.outputs]
-        if extent == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
+        if extents == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
             typical = self._stage(self._bucket.typical)
-            lowered(typical.graph, self._model, names, self._request, decided=Decided(convolutions=self._decided.convolutions))
+            lowered(typical.graph, self._model, names, self._request, decided=Decided(choices=self._decided.choices, strassen=[]))
         return stage, lowered(stage.graph, self._model, names, self._request, decided=self._decided)
 
-    def _stage(self, extent: int) -> stages.StageGraph:
+    def _stage(self, extents: Extents) -> stages.StageGraph:
         bucket = self._bucket
-        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in self._bindings.items()}
+        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extents)) for name, b in self._bindings.items()}
         stage = stages.derive(self._model, [bound], {}, self._derived, bucket=self._folding)
         if stage.kind != "static" or stage.more or stage.needs:
             raise NoBucket("shapes depend on values", elsewhere=False)

@@ -252,7 +252,8 @@ class _Writer:
             costs=costs,
         )
         if bucketed is not None:
-            plan.slopes, plan.least, plan.most = bucketed.slopes, bucketed.bucket.least, bucketed.bucket.most
+            plan.values, plan.numbers = bucketed.values, bucketed.numbers
+            plan.least, plan.most = bucketed.bucket.least, bucketed.bucket.most
         plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
         plan.place_weights(plan.default_directory()[0])

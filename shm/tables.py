@@ -19,7 +19,8 @@ BINARY: dict[str, int] = _tables.BINARY
 TERNARY: dict[str, int] = _tables.TERNARY
 REDUCE: dict[str, int] = _tables.REDUCE
 PAD_MODES: dict[str, int] = _tables.PAD_MODES
-SLOPE_TABLES: dict[str, int] = _tables.SLOPE_TABLES
+VALUE_KINDS: dict[str, int] = _tables.VALUE_KINDS
+NUMBER_TABLES: dict[str, int] = _tables.NUMBER_TABLES
 
 _C_TYPES = {"uint8_t": "u1", "uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8", "int64_t": "<i8", "float": "<f4"}
 
@@ -49,7 +50,8 @@ PLAN_HEADER = _dtype("plan_header")
 OP = _dtype("op")
 OPERAND = _dtype("operand")
 TILE = _dtype("tile")
-SLOPE = _dtype("slope")
+VALUE = _dtype("value")
+NUMBER = _dtype("number")
 TRACE_RECORD = _dtype("trace_record")
 TRACE_RING = _dtype("trace_ring")
 

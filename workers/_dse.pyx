@@ -45,9 +45,14 @@ cdef extern from "engine/loop.h" nogil:
         aspen_segment segment[8192]
     struct aspen_doorbell:
         pass
+    int aspen_extents_fit(uint32_t, uint32_t, const uint32_t *, const uint32_t *)
+    uint32_t aspen_extent(uint32_t, uint32_t, uint32_t)
     struct aspen_plan_header:
         uint64_t bytes, arena_bytes, request_bytes
         uint32_t n_tiles, n_weights, n_ops
+        uint32_t n_extents
+        uint32_t least[3]
+        uint32_t most[3]
         uint64_t weights_bytes[8]
     struct aspen_op:
         uint32_t operand, name, name_bytes, blob, blob_bytes, kernel
@@ -65,7 +70,7 @@ cdef extern from "engine/loop.h" nogil:
         uint64_t bytes
         uint32_t role
     struct aspen_plan_view:
-        uint32_t generation, n_tiles, n_initial, least, most
+        uint32_t generation, n_tiles, n_initial, n_extents
         const aspen_plan_header *header
         const aspen_tile *tiles
         const uint32_t *children
@@ -563,9 +568,12 @@ cdef class PlanRunner:
         free(self.scratch)
 
     def move(self, extent):
-        if not self.p.view.least <= extent <= self.p.view.most:
-            raise PlanError(f"extent {extent} is not in {self.p.view.least} … {self.p.view.most}")
-        aspen_exec_move(self.e, self._request, 1, extent)
+        cdef const aspen_plan_header *h = self.p.view.header
+        cdef uint32_t word = extent & 0xffffffff
+        if word != extent or not aspen_extents_fit(word, h.n_extents, h.least, h.most):
+            ends = [(h.least[k], h.most[k]) for k in range(h.n_extents)]
+            raise PlanError(f"the extents {[aspen_extent(word, h.n_extents, k) for k in range(max(h.n_extents, 1))]} are not in {ends}")
+        aspen_exec_move(self.e, self._request, 1, word)
 
     cdef char *_take(self, buf, bint writable, int space, uint64_t nbytes, name) except? NULL:
         cdef _Buffer b = _Buffer(buf, writable)

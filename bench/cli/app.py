@@ -37,6 +37,7 @@ for _command, *_calls in (
         "bench stacks --batches 1,8",
         "bench stacks --table",
     ),
+    (figures.sizes, "bench sizes resnet50 mobilenet_v2", "bench sizes detector.onnx --multiple 32"),
     (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
     (
         coexecution.together,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aspen_mp.bench.figures.hetero import HeteroResult
     from aspen_mp.bench.figures.lengths import LengthsResult
     from aspen_mp.bench.figures.scaling import ScalingResult
+    from aspen_mp.bench.figures.sizes import SizesResult
     from aspen_mp.bench.peers.cases import Case
 
 
@@ -272,6 +273,66 @@ def synthetic(
 
 
 @benchmark()
+def sizes(
+    run: Run,
+    networks: Annotated[
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo, or ONNX files, that take pictures of any size.")
+    ] = None,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Number of pictures.")] = 100,
+    least: Annotated[int, typer.Option("--least", min=1, help="Pixels of the shortest side.")] = 160,
+    most: Annotated[int, typer.Option("--most", min=1, help="Pixels of the longest side.")] = 640,
+    multiple: Annotated[int, typer.Option("--multiple", min=1, help="Sides are multiples of this.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, help="Number of cores. Default: 2, if there are as many.")
+    ] = None,
+    cores: options.Cores = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sizes and pixels.")] = 0,
+    engines: options.Engines = None,
+) -> None:
+    """Measure pictures of new sizes, and the same again, beside other runtimes.
+
+    Starts with the first request, when there is no plan yet. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import lengths as texts
+    from aspen_mp.bench.figures import sizes as bench
+
+    cpus = _two_cores(threads, cores)
+    if -(-least // multiple) > most // multiple:
+        raise typer.BadParameter(f"no multiple of {multiple} is from {least} to {most}", param_hint="--most")
+    chosen, absent = options.engines(engines)
+    if not set(chosen) <= set(texts.ENGINES):
+        raise typer.BadParameter(f"only these engines take pictures of any size: {', '.join(texts.ENGINES)}", param_hint="--engines")
+    wanted = networks or ["resnet50", "mobilenet_v2"]
+    try:
+        for network in wanted:
+            bench.network(network)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+    with run.progress(moving=False) as update:
+        results = [bench.stream(one, chosen, cpus, requests, least, most, multiple, seed, update) for one in wanted]
+    for result in results:
+        result.absent = absent
+    run.draw(bench.plot, results)
+    run.end(results, [_new_sizes(result) for result in results], absent)
+
+
+def _two_cores(threads: int | None, cores: str | None) -> list[int]:
+    """The first two cores, if nobody says which."""
+    (cpus,) = options.core_sets(None if threads is None else str(threads), cores)
+    return cpus[:2] if threads is None and cores is None else cpus
+
+
+def _new_sizes(result: SizesResult) -> findings.Shown:
+    rows = []
+    for f in result.found:
+        new, again = result.new(f), result.again(f)
+        figures = [f.load_s, new[0], new[1], sum(new), sum(again)]
+        rows.append([f.engine, *(f"{s:.2f}" for s in figures), f"{result.waited(f):.2f}", f"{f.behind_s:.1f}"])
+    columns = ["engine", "load s", "first s", "second s", "new sizes s", "again s", "new / again", "CPU s behind"]
+    return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
+
+
+@benchmark()
 def lengths(
     run: Run,
     network: Annotated[
@@ -296,9 +357,7 @@ def lengths(
     """
     from aspen_mp.bench.figures import lengths as bench
 
-    (cpus,) = options.core_sets(None if threads is None else str(threads), cores)
-    if threads is None and cores is None:
-        cpus = cpus[:2]
+    cpus = _two_cores(threads, cores)
     if least > most:
         raise typer.BadParameter(f"no length is from {least} to {most}. Give --most at least the value of --least", param_hint="--most")
     chosen, absent = options.engines(engines)

@@ -151,9 +151,9 @@ def stream(
 ) -> LengthsResult:
     """`requests` texts of `least` to `most` tokens, uniformly at random; `case.seq` says nothing."""
     lengths = [int(n) for n in np.random.default_rng(seed).integers(least, most, requests, endpoint=True)]
-    result = LengthsResult(f"{_label(case)}, {least} to {most} tokens", list(cores), lengths)
-    with _Turns(case, engines, result, say) as turns:
-        signature = structure(case.network, symbolic=True, **case.options)
+    result = LengthsResult(f"{label(case)}, {least} to {most} tokens", list(cores), lengths)
+    signature, model = structure(case.network, symbolic=True, **case.options), models.build(case.network, symbolic=True, **case.options)
+    with Turns(model, engines, result, say) as turns:
         for k, length in enumerate(lengths):
             feeds = models.inputs(signature, seed=seed + k, batch=case.batch, seq=length)
             np.savez(turns.feeds, allow_pickle=False, **feeds)
@@ -164,13 +164,13 @@ def stream(
 
 def decode(case: Case, engines: Sequence[str], cores: Sequence[int], steps: int, seed: int, say: Say) -> LengthsResult:
     """A prompt and `steps` tokens after it, each engine with what it chose itself and its own cache."""
-    label = f"{_label(case)}, {steps} steps"
+    name = f"{label(case)}, {steps} steps"
     case = Case(case.network, 1, case.seq, {**case.options, "cache": True})
     signature = structure(case.network, symbolic=True, **case.options)
     feeds = models.inputs(signature, seed=seed, seq=PROMPT)
     feeds["attention_mask"][...] = 1
-    result = LengthsResult(label, list(cores), [PROMPT + k for k in range(steps + 1)])
-    with _Turns(case, engines, result, say) as turns:
+    result = LengthsResult(name, list(cores), [PROMPT + k for k in range(steps + 1)])
+    with Turns(models.build(case.network, symbolic=True, **case.options), engines, result, say) as turns:
         np.savez(turns.feeds, allow_pickle=False, **feeds)
         for k in range(steps + 1):
             say(f"{result.case}: step", k, steps + 1)
@@ -179,28 +179,28 @@ def decode(case: Case, engines: Sequence[str], cores: Sequence[int], steps: int,
     return result
 
 
-def _label(case: Case) -> str:
+def label(case: Case) -> str:
     options = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in case.options.items()]
     sizes = [*([f"batch={case.batch}"] if case.batch != 1 else []), *options]
     return f"{case.network}@{','.join(sizes)}" if sizes else case.network
 
 
-class _Turns:
-    """Engines that have loaded a network of unknown lengths, in processes of their own, and their files, as a context manager. Their
+class Turns:
+    """Engines that have loaded a network of unknown shapes, in processes of their own, and their files, as a context manager. Their
     results go to `result`; one that fails leaves."""
 
-    def __init__(self, case: Case, engines: Sequence[str], result: LengthsResult, say: Say) -> None:
-        self._case, self._engines, self._result, self._say = case, engines, result, say
+    def __init__(self, model: onnx.ModelProto, engines: Sequence[str], result: LengthsResult, say: Say) -> None:
+        self._model, self._engines, self._result, self._say = model, engines, result, say
         self._stack = ExitStack()
         self._seats: list[tuple[Seat, Found]] = []
         self._rested: dict[str, float] = {}
         self._turned = False
 
-    def __enter__(self) -> _Turns:
+    def __enter__(self) -> Turns:
         with ExitStack() as stack:
             here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aspen-mp-lengths-")))
             self.feeds = here / "feeds.npz"
-            onnx.save(models.build(self._case.network, symbolic=True, **self._case.options), here / "model.onnx")
+            onnx.save(self._model, here / "model.onnx")
             for engine in self._engines:
                 self._say(f"{self._result.case}: loading {engine}", 0, 0)
                 own: dict[str, dict[str, Any]] = {OURS: {"cache": str(here / "plans")}, "onnxruntime": {"spinning": False}}

@@ -116,7 +116,7 @@ def compared(published: Sequence[Published]) -> list[Comparison]:
     ]
     found += [
         Comparison(f"{result.case}, first {len(result.lengths)}", item.record.machine.name, len(result.cores), engine_name, total)
-        for item in of(published, "lengths")
+        for item in (*of(published, "lengths"), *of(published, "sizes"))
         for result in item.record.result
         for engine_name, (total, _) in result.ratios().items()
     ]

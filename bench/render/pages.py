@@ -161,6 +161,19 @@ def lengths(item: Published) -> str:
     return table(["network", "engine", "requests", "total, s", "median at the end, ms", "slow requests"], rows)
 
 
+def sizes(item: Published) -> str:
+    rows = [
+        [
+            *(r.case, f.engine, number(1e3 * r.new(f)[0]), number(1e3 * r.new(f)[1])),
+            *(number(sum(r.new(f))), number(sum(r.again(f))), number(r.waited(f))),
+        ]
+        for r in item.record.result
+        for f in r.found
+    ]
+    columns = ["network", "engine", "first, ms", "second, ms", "new sizes, s", "same sizes again, s", "new / again, median"]
+    return table(columns, rows)
+
+
 def agreement(item: Published) -> str:
     rows = [
         [
@@ -232,6 +245,11 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "Every request has another length, and no plan exists when the first one comes. "
         "A slow request takes far longer than its neighbours.",
         {"lengths": lengths},
+    ),
+    "sizes": (
+        "Pictures of ever new sizes",
+        "Every picture has another size, and no plan exists when the first one comes. Then the same pictures come again.",
+        {"sizes": sizes},
     ),
     "accuracy": (
         "Rounding errors",

@@ -20,6 +20,7 @@ from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.figures.hetero import HeteroResult
 from aspen_mp.bench.figures.lengths import LengthsResult
 from aspen_mp.bench.figures.scaling import ScalingResult
+from aspen_mp.bench.figures.sizes import SizesResult
 from aspen_mp.bench.figures.stacks import StacksResult
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.ray.result import RayResult
@@ -34,6 +35,7 @@ RESULTS: dict[str, Any] = {
     "scaling": list[ScalingResult],
     "hetero": list[HeteroResult],
     "lengths": list[LengthsResult],
+    "sizes": list[SizesResult],
     "barriers": list[Comparison],
     "order": list[Comparison],
     "tiles": list[Comparison],

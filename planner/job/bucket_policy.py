@@ -16,6 +16,8 @@ class BucketPolicy:
     `broad_factor`: broad buckets, which are tried first, end before twice `short_extent`, then before so many times as much each.
     `wide_factors`: how many times as large as the one before a wide bucket is, the largest first, …
     `wide_bytes`: … whose longest request has at most so many bytes of inputs more than its shortest: memory for them is always kept.
+    `short_side`: where there are several lengths, their first bucket ends here. `side_factors`: how many times as much the others end at,
+    in the order in which they are tried. `coarse_unit`: where a model takes only some sizes, lengths are multiples of this.
     `halvings`: how often a bucket without a plan is halved: constants may be folded, or algorithms be others, from some length on.
 
     Which models and axes have buckets at all:
@@ -46,6 +48,9 @@ class BucketPolicy:
     broad_factor: int = 16
     wide_factors: tuple[int, ...] = (64, 8, 4, 2)
     wide_bytes: int = 48 << 20
+    short_side: int = 10
+    side_factors: tuple[int, ...] = (4, 2)
+    coarse_unit: int = 32
     halvings: int = 3
     refusals: int = 3
     remembered_shapes: int = 16

@@ -24,7 +24,7 @@ from aspen_mp.planner.lower import (
     tensor_products,
     transposed,
 )
-from aspen_mp.planner.lower.builder import MAX_RANK, Builder, Convolutions, NoKernel
+from aspen_mp.planner.lower.builder import MAX_RANK, Builder, Choices, NoKernel
 from aspen_mp.planner.lower.classical import distances, ensembles, linear, lookups
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES
@@ -63,12 +63,13 @@ def lower(
     winograd: bool = True,
     bf16: bool = False,
     budget: accuracy.Budget = accuracy.UNLIMITED,
-    convolutions: Convolutions | None = None,
+    choices: Choices | None = None,
+    any_size: bool = False,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
     algorithm, where the `budget` of error allows it (`planner.cost.accuracy`). `bf16`: products of bf16 compete with it
-    (`passes.precision.bf16`). `convolutions`: as of `Builder`."""
-    builder = Builder(winograd, bf16, budget, model.layers, convolutions)
+    (`passes.precision.bf16`). `choices`, `any_size`: as of `Builder`."""
+    builder = Builder(winograd, bf16, budget, model.layers, choices, any_size)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):

@@ -37,14 +37,14 @@ class NoKernel(Exception):
     """No kernel serves this node (dtype, rank, options …): it runs as an opaque one. The text says why, for messages."""
 
 
-Convolutions = list[int | Phases]
-"""The way of each convolution that could be computed by Winograd's algorithm: the side of its blocks, 0 directly, or over phases."""
+Choices = list[int | Phases]
+"""Choices of lowering that depend on shapes. One for a convolution: the side of Winograd's blocks, 0 for direct sums, or phases of strides."""
 
 
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add.
-    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `convolutions`: where it is empty, choices
-    are noted there; else convolutions follow it."""
+    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `choices`: where it is empty, choices
+    are noted there; else lowering follows it. `any_size`: the nodes do not depend on the shapes."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Builder:
         bf16: bool = False,
         budget: accuracy.Budget = accuracy.UNLIMITED,
         layers: dict[str, accuracy.Layer] | None = None,
-        convolutions: Convolutions | None = None,
+        choices: Choices | None = None,
+        any_size: bool = False,
     ) -> None:
         self.winograd = winograd
         self.bf16 = bf16
@@ -65,7 +66,8 @@ class Builder:
         self._unnamed: dict[Tensor, accuracy.Layer] = {}
         self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
-        self._noted: Convolutions = [] if convolutions is None else convolutions
+        self.any_size = any_size
+        self._noted: Choices = [] if choices is None else choices
         self._followed = iter(list(self._noted))
 
     def start(self, node: Node) -> None:
@@ -342,8 +344,8 @@ class Builder:
         shape = winograd.packed_shape(w.shape, block, strides)
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
 
-    def convolution(self, choose: Callable[[], int | Phases]) -> int | Phases:
-        """How the next convolution is computed: as `choose` says, unless it follows another graph's."""
+    def decide(self, choose: Callable[[], int | Phases]) -> int | Phases:
+        """Returns the next choice that depends on shapes: that of `choose`, unless it follows another graph's."""
         found = next(self._followed, None)
         if found is None:
             found = choose()

@@ -53,7 +53,8 @@ def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     shape = broadcast(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
     x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
     y = b.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
-    if len(x.shape) > 2 and (x.shape[-2] < _FEW_ROWS or dtype == F64) and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1:
+    stackable = len(x.shape) > 2 and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1
+    if stackable and (dtype == F64 or b.decide(lambda: int(x.shape[-2] < _FEW_ROWS))):
         x = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
         y = b.reshape(y, y.shape[-2:])
     return b.reshape(b.gemm(x, y), shape)
@@ -141,7 +142,7 @@ def convolve(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, shape: Shape
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     direct = _only_direct(b, w, by)
-    how = 0 if direct else b.convolution(partial(_fastest, b, x, w, shape, kernel, step, pads))
+    how = 0 if direct else b.decide(partial(_fastest, b, x, w, shape, kernel, step, pads))
     if isinstance(how, int) and how:
         return b.emit("WINO", [x, b.packed_winograd(w, how, step), bias], shape, F32, **attrs, act=NO_ACT, block=how)
     if isinstance(how, Phases):
@@ -207,7 +208,7 @@ def _convolve_volume(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, shap
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
     choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step))
-    block = 0 if direct else b.convolution(choose)
+    block = 0 if direct else b.decide(choose)
     if isinstance(block, int) and block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
     depthwise = _is_depthwise(x, w, groups)
@@ -219,7 +220,7 @@ def phases_of_image(b: Builder, x: Tensor) -> Tensor:
     then its odd rows'."""
     n, c, h, w = x.shape
     rows, columns = -(-h // 2), -(-w // 2)
-    if h % 2 or w % 2:
+    if h % 2 or w % 2 or b.any_size:
         x = b.emit("PAD", [x, b.constant(0.0, F32)], (n, c, 2 * rows, 2 * columns), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
     moved = b.copy(b.transpose(b.reshape(x, (n, c, rows, 2, columns, 2)), (0, 2, 4, 1, 3, 5)))
     return b.transpose(b.reshape(moved, (n, rows, columns, 4 * c)), (0, 3, 1, 2))

@@ -76,7 +76,9 @@ def _rewrite(run: Callable[[Graph], None], level: Level = "kernels") -> Pass:
 def _lower(graph: Graph, request: PassRequest) -> Graph:
     asked, decided = request.asked, request.decided
     how = {"winograd": asked.winograd, "bf16": asked.bf16}
-    return lower(graph, request.model, request.report, **how, budget=decided.budget, convolutions=decided.convolutions)
+    return lower(
+        graph, request.model, request.report, **how, budget=decided.budget, choices=decided.choices, any_size=decided.strassen is not None
+    )
 
 
 def _budget(graph: Graph, request: PassRequest) -> None:

@@ -9,7 +9,7 @@ from aspen_mp.planner.cost.accuracy import UNLIMITED, Budget
 from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.job.request import PlanRequest
-from aspen_mp.planner.lower.builder import Convolutions
+from aspen_mp.planner.lower.builder import Choices
 
 Report = Callable[[Node, str], None]
 """Is told of each node that becomes opaque, and why."""
@@ -19,13 +19,13 @@ Report = Callable[[Node, str], None]
 class Decided:
     """Decisions that later passes read. The graphs of a shape bucket share them, so that all use the same algorithms.
 
-    `budget`: how much error the algorithms of a network may add. `convolutions`: how each convolution is computed; an empty list is filled.
+    `budget`: how much error the algorithms of a network may add. `choices`: of lowering, in order; an empty list is filled.
     `strassen`: whether each product is computed by Strassen's algorithm where the bucket is longest; an empty list is filled. None: the
     graph is not one of a bucket.
     """
 
     budget: Budget = UNLIMITED
-    convolutions: Convolutions = field(default_factory=list)
+    choices: Choices = field(default_factory=list)
     strassen: list[bool] | None = None
 
 

@@ -1,20 +1,20 @@
-"""A graph at the extents of a shape bucket: what of its plan changes with the extent, and that nothing else does.
+"""A graph at the extents of a shape bucket: what of its plan changes with the extents, and that nothing else does.
 
-Texts have any number of tokens, and a cache of keys one more at every step; to plan takes longer than to run. So one plan serves all
-*extents* of such a length from `least` to `most`: it is planned for `most`, and says how its numbers change with the extent (*slopes*).
-Tiles, their edges and the memory plan are those of `most`; at a smaller extent boxes end where the tensors do, and some are empty.
+Texts have any number of tokens, and pictures any height and width; to plan takes longer than to run. So one plan serves all such *extents*
+from `least` to `most`. It is planned for `most`, and says how its numbers follow from the extents (`expressions.py`). Tiles, their edges
+and the memory plan are those of `most`. At smaller extents boxes end where the tensors do, and some are empty.
 
-Nothing in the planner computes with unknown lengths. The model is lowered for a few extents, the ends of the range and neighbours among
-them, and what comes out is compared: the same nodes over the same tensors, numbers that grow by the same step throughout (or at every
-other extent: pairs of rows), constants that are the beginnings of those for `most`. A constant may also be the end of that for `most`
-(distances from the last token), or hold integers that grow evenly (places of tokens): there is a row of it for each extent. Where that
-does not hold the bucket has no plan (`NoBucket`), and each length has one. Edges that another extent needs and `most` does not (rows
-counted from the end) become edges between all tiles of both nodes.
+Nothing in the planner computes with unknown lengths. The model is lowered at a few extents, the ends of the range and neighbours among
+them. The graphs have to have the same nodes over the same tensors. Numbers have to follow from the extents. Constants are the beginnings of
+those for `most`. Where floors that fit differ, the graph is looked at where they do.
+
+With one extent a constant may also be the end of that for `most` (distances from the last token), or hold integers that grow evenly (places
+of tokens). There is a row of it for each extent. Where that does not hold the bucket has no plan (`NoBucket`), and each shape has one.
+Edges that other extents need and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,57 +23,36 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.cost import tile_cost
-from aspen_mp.planner.ir.graph import Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Buffer, Ref, Storage, item_bytes
 from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import params, seen
+from aspen_mp.planner.plan.expressions import Expressions, Follows
 from aspen_mp.planner.plan.extents import at
 from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket, ShapeBucket
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
-from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
+from aspen_mp.shm.extents import FLOOR
+from aspen_mp.shm.tables import LIMITS, NUMBER, NUMBER_TABLES, VALUE
 
 Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
 
 
-class NoBucket(Exception):
-    """The graph has no plan for a shape bucket; the text says why, for people who look for the reason. `elsewhere`: it may have one for a
-    part of the bucket."""
-
-    def __init__(self, why: str, *, elsewhere: bool = True) -> None:
-        super().__init__(why)
-        self.elsewhere = elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeBucket:
-    """A range of extents of one length. `per`: how much longer each axis of an input is where the extent is one more, by the input's
-    name."""
-
-    least: int
-    most: int
-    per: Mapping[str, tuple[int, ...]]
-
-    def extents(self) -> list[int]:
-        """Those that are looked at: neighbours, the other end, and the middle."""
-        return list(dict.fromkeys([self.most, self.most - 1, self.least, (self.least + self.most) // 2]))
-
-    @property
-    def typical(self) -> int:
-        """The extent for which algorithms are chosen that have other constants: as many times the shortest as the longest is of it."""
-        return round(math.sqrt(self.least * self.most))
-
-    def shape(self, name: str, shape: Sequence[int], extent: int, other: int) -> tuple[int, ...]:
-        """Of an input at another extent, given the one that it has at `extent`."""
-        per = self.per.get(name) or (0,) * len(shape)
-        return tuple(dim + k * (other - extent) for dim, k in zip(shape, per, strict=True))
+Axes = list[tuple[int, Follows]]
+"""The axes of a tensor that follow from values, and from which."""
+MOST_SAMPLES = 16
+"""The most extents that are looked at."""
+_CANDIDATES = 512
+_REAL = 1 << 52
+"""Parameters from here on are the bits of a double."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """What a plan's operands and parameters are, in the order in which `build` writes them; offsets from the operand's buffer."""
+    """A plan's operands and parameters, in the order in which `build` writes them; offsets from the operand's buffer."""
 
     dims: Ints
     strides: Ints
@@ -81,12 +60,10 @@ class _Numbers:
     params: Ints
     fixed: npt.NDArray[np.bool_]
     """Operands that lie in weights."""
-    buffers: Sequence[Buffer | None]
-    """Of each operand, as it is where the length is longest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class _Steps:
     """How numbers shrink with the extent: by `per` at every `every`-th one, `rest` of which are over at `most`."""
 
     per: Ints
@@ -94,7 +71,7 @@ class Steps:
     rest: Ints
 
     @classmethod
-    def of(cls, found: Mapping[int, Ints], what: str) -> Steps:
+    def of(cls, found: Mapping[int, Ints], what: str) -> _Steps:
         """Given the numbers at some extents, two neighbours at the end among them. Raises NoBucket."""
         steps, wrong = cls.nearest(found)
         if wrong.any():
@@ -103,7 +80,7 @@ class Steps:
         return steps
 
     @classmethod
-    def nearest(cls, found: Mapping[int, Ints]) -> tuple[Steps, npt.NDArray[np.bool_]]:
+    def nearest(cls, found: Mapping[int, Ints]) -> tuple[_Steps, npt.NDArray[np.bool_]]:
         """The same, and which numbers do not follow these steps."""
         most, least = max(found), min(found)
         last = found[most] - found[max(most - 1, least)]
@@ -115,34 +92,38 @@ class Steps:
         return steps, np.any([steps.at(found[most], most - extent) != values for extent, values in found.items()], axis=0)
 
     def at(self, at_most: Ints, less: int) -> Ints:
-        """The numbers at an extent so much smaller."""
+        """The numbers at an extent that is smaller by `less`."""
         return np.asarray(at_most - self.per * ((less + self.rest) // self.every))
 
 
 class BucketedGraph:
-    """The same graph at several extents: `add` each, then `compare`. `slopes`: of the plan's numbers, as `shm/protocol/layout.h` has them.
-    `shapes`: how those of its inputs and outputs change, in their order."""
+    """The same graph at several extents: `add` those of `ShapeBucket.samples`, then each that `missing` names. `most`: where it is largest.
+    `values`, `numbers`: as `shm/protocol/layout.h` has them. `shapes`: how those of inputs and outputs follow, in their order."""
 
     def __init__(self, bucket: ShapeBucket, most: Storage) -> None:
         self.bucket = bucket
-        self.storages: dict[int, Storage] = {}
-        self.slopes = np.zeros(0, SLOPE)
-        self.shapes: tuple[list[Steps], list[Steps]] = [], []
-        self._most = most
-        self._twins: dict[int, dict[int, Buffer]] = {}
+        self.storages: dict[Extents, Storage] = {}
+        self.values = np.zeros(0, VALUE)
+        self.numbers = np.zeros(0, NUMBER)
+        self.shapes: tuple[list[Axes], list[Axes]] = [], []
+        self.expressions = Expressions([bucket.most])
+        self.most = most
+        self._twins: dict[Extents, dict[int, Buffer]] = {}
         self._rows: dict[int, int] = {}
+        self._found: dict[Extents, _Numbers] = {}
+        self._follows: dict[bytes, Follows] = {}
 
-    def add(self, extent: int, storage: Storage) -> None:
-        """The graph at another extent, `most` first. Raises NoBucket where it is another one."""
-        self._twins[extent] = alike(self._most, storage)
-        self.storages[extent] = storage
+    def add(self, extents: Extents, storage: Storage) -> None:
+        """The graph at other extents, `most` first. Raises NoBucket where it is another one."""
+        self._twins[extents] = alike(self.most, storage)
+        self.storages[extents] = storage
 
     def mostly_the_same(self) -> None:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
-        _mostly_the_same(self._most, self.storages[self.bucket.least])
+        _mostly_the_same(self.most, self.storages[self.bucket.least])
 
     def keeps_busy(self, plan: Plan, workers: int) -> None:
-        """Raises NoBucket where the plan leaves cores without tiles at the shortest extent, or takes much memory."""
+        """Raises NoBucket where the plan leaves cores without tiles at the smallest extents, or takes much memory."""
         if plan.activation_bytes + plan.request_bytes > POLICY.broad_bytes:
             raise NoBucket(f"takes {plan.activation_bytes + plan.request_bytes} bytes")
         tiles = at(plan, self.bucket.least)[2]
@@ -152,53 +133,74 @@ class BucketedGraph:
         if (ns / cores).sum() > (1 + POLICY.idle_share) * ns.sum() / workers:
             raise NoBucket(f"of {workers} cores some have no tiles at the shortest length")
 
-    def compare(self) -> None:
-        """Raises NoBucket where numbers or constants do not follow from the extent."""
-        for buffer in self._most.constants:
-            if buffer.space == PLAN:
-                self._table(buffer)
-        numbers = {extent: self._numbers(extent) for extent in self.storages}
-        _keep_strides(numbers, self.bucket.most)
-        self.slopes = self._slopes(numbers)
+    def missing(self) -> Extents | None:
+        """Compares what has been added. Returns the extents that have to be looked at, too; None: none. Raises NoBucket where numbers or
+        constants do not follow from the extents."""
+        if not self._found and len(self.bucket.most) == 1:
+            for buffer in self.most.constants:
+                if buffer.space == PLAN:
+                    self._table(buffer)
+        self._compare()
+        candidates = [extents for extents in self.bucket.some(_CANDIDATES) if extents not in self.storages]
+        if not candidates:
+            return None
+        found = self.expressions.separating(candidates)
+        if found is not None and len(self.storages) >= MOST_SAMPLES:
+            raise NoBucket("more than one expression fits what is known")
+        checked = len(self.storages) > len(self.bucket.samples())
+        if found is None and not checked and (self.expressions.floors or len(self.bucket.most) > 1):
+            return candidates[0]
+        return found
+
+    def _compare(self) -> None:
+        for extents in self.storages:
+            if extents not in self._found:
+                self._found[extents] = self._numbers(extents)
+        numbers = list(self._found.values())
+        single = np.all([n.dims == 1 for n in numbers], axis=0)
+        for n in numbers:
+            n.strides[single] = numbers[0].strides[single]
+        self.expressions, self._follows = Expressions(list(self._found)), {}
+        rows = self._numbers_of_steps(numbers)
+        self.numbers = np.array(rows, NUMBER)
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
+        self.values = np.array([(kind, u, v, 0, a, b, c) for kind, u, v, a, b, c in self.expressions.rows], VALUE)
 
     def _table(self, buffer: Buffer) -> None:
-        """Integers that grow with the extent, such as places of tokens, and constants that are the ends of those for `most`, such as
-        distances from the last token: there is a row of them for each extent."""
-        consts = {extent: twins[id(buffer)].const for extent, twins in self._twins.items() if id(buffer) in twins}
+        """Makes a row for each extent of integers that grow with it, such as places of tokens. The same of constants that are the ends of
+        those for `most`, such as distances from the last token."""
+        consts = {extents: twins[id(buffer)].const for extents, twins in self._twins.items() if id(buffer) in twins}
         if len(consts) < len(self.storages) or any(c is None for c in consts.values()):
             return
-        values = {extent: np.ascontiguousarray(c.value()) for extent, c in consts.items() if c is not None}
+        values = {extents: np.ascontiguousarray(c.value()) for extents, c in consts.items() if c is not None}
         large = values[self.bucket.most]
         if all(v.shape == large.shape for v in values.values()):
             if large.dtype.kind not in "iu" or all(np.array_equal(v, large) for v in values.values()):
                 return
-            steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
+            steps = _Steps.of({extents[0]: v.astype(np.int64) for extents, v in values.items()}, f"{buffer.name!r}")
             rows: Callable[[int], npt.NDArray[np.generic]] = partial(steps.at, large.astype(np.int64))
         else:
             found = _ends(values, large)
             if found is None:
                 return
             rows = found
-        least, most = self.bucket.least, self.bucket.most
+        (least,), (most,) = self.bucket.least, self.bucket.most
         if (most - least + 1) * large.nbytes > POLICY.most_table_bytes:
             raise NoBucket(f"{buffer.name!r} has other values at another length")
         table = np.stack([rows(most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
         buffer.const, buffer.nbytes = Tensor(buffer.name, table.shape, table.dtype, data=table), table.nbytes
         self._rows[id(buffer)] = large.size
-        for tensor, ref in self._most.refs.items():
+        for tensor, ref in self.most.refs.items():
             if ref.buffer is buffer:
-                self._most.refs[tensor] = Ref(buffer, ref.offset + (most - least) * large.size, ref.strides)
+                self.most.refs[tensor] = Ref(buffer, ref.offset + (most - least) * large.size, ref.strides)
 
-    def _numbers(self, extent: int) -> _Numbers:
-        """Of one extent. What constants hold is taken from those for `most`, with their strides."""
-        storage, most = self.storages[extent], self._most
+    def _numbers(self, extents: Extents) -> _Numbers:
+        """The numbers at these extents. Constants are those for `most`, with their strides."""
+        storage, most = self.storages[extents], self.most
         rows: list[tuple[tuple[int, ...], tuple[int, ...], int, bool]] = []
-        buffers: list[Buffer | None] = []
         values: list[int] = []
         for node, large in zip(storage.steps, most.steps, strict=True):
             rows += [_row(t.shape, storage.refs[t], t) for t in node.outputs]
-            buffers += [None if t is None else most.refs[t].buffer for t in (*large.outputs, *large.inputs)]
             for i, x in enumerate(node.inputs):
                 if x is None:
                     rows.append(((), (), 0, False))
@@ -207,7 +209,7 @@ class BucketedGraph:
                 assert twin is not None
                 if ref.buffer.space == PLAN:
                     there = most.refs[twin]
-                    back = (self.bucket.most - extent) * self._rows.get(id(there.buffer), 0)
+                    back = (self.bucket.most[0] - extents[0]) * self._rows.get(id(there.buffer), 0)
                     ref = _begins(x, ref, twin, Ref(there.buffer, there.offset - back, there.strides))
                 shape, strides = seen(node, i, x, ref.strides)
                 rows.append(_row(shape, Ref(ref.buffer, ref.offset, strides), x))
@@ -216,33 +218,77 @@ class BucketedGraph:
         for k, (shape, strides, _, _) in enumerate(rows):
             dims[k, : len(shape)], strides_of[k, : len(strides)] = shape, strides
         offsets, fixed = np.array([r[2] for r in rows], np.int64), np.array([r[3] for r in rows], bool)
-        return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed, buffers)
+        return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed)
 
-    def _slopes(self, numbers: Mapping[int, _Numbers]) -> npt.NDArray[np.void]:
+    def _numbers_of_steps(self, numbers: Sequence[_Numbers]) -> list[tuple[int, int, int, int]]:
+        """Rows of `numbers`. Lengths that a step reads come before those that it makes, which may be floors of them."""
+        dims, strides, offsets, values = (np.stack([getattr(n, t) for n in numbers], -1) for t in ("dims", "strides", "offsets", "params"))
+        fixed = numbers[0].fixed
+        out: list[tuple[int, int, int, int]] = []
+        at = param = 0
+        for node in self.most.steps:
+            made, end = at + len(node.outputs), at + len(node.outputs) + len(node.inputs)
+            bases = [vector for vector in dims[made:end].reshape(-1, len(numbers)) if (vector != vector[0]).any()]
+            what, divisors = f"{node.op} {node.name!r}", _divisors(node)
+            for operand in (*range(made, end), *range(at, made)):
+                out += self._rows_of("DIM", operand * RANK, dims[operand], bases, divisors, what)
+            for operand in range(at, end):
+                moved = self._rows_of("STRIDE", operand * RANK, strides[operand], bases, divisors, what)
+                moved += self._rows_of("OFFSET", operand, offsets[operand : operand + 1], bases, divisors, what)
+                if moved and fixed[operand]:
+                    raise NoBucket(f"where {what} finds a weight changes")
+                out += moved
+            count = len(params(node))
+            own = values[param : param + count]
+            real = (np.abs(own) >= _REAL).all(axis=1)
+            out += self._rows_of("PARAM", param, np.where(real[:, None], own[:, :1], own), bases, divisors, what)
+            out += self._ratios(param, np.where(real[:, None], own, own[:, :1]), dims[at], dims[made], what)
+            at, param = end, param + count
+        return out
+
+    def _rows_of(
+        self, table: str, first: int, vectors: Ints, bases: Sequence[Ints], divisors: Sequence[int], what: str
+    ) -> list[tuple[int, int, int, int]]:
+        """Rows for those of some numbers [n, extents] that change. They are `first` and the following of a table."""
+        out = []
+        for k in np.flatnonzero((vectors != vectors[:, :1]).any(axis=1)).tolist():
+            follows = self._follow(vectors[k], bases, divisors, what)
+            if follows.per < 0 and table != "PARAM":
+                raise NoBucket(f"a number of {what} grows where the length shrinks")
+            if table == "DIM":
+                self.expressions.length(vectors[k])
+            out.append((NUMBER_TABLES[table], follows.value, first + k, follows.per))
+        return out
+
+    def _follow(self, numbers: Ints, bases: Sequence[Ints], divisors: Sequence[int], what: str) -> Follows:
+        key = numbers.tobytes()
+        if key not in self._follows:
+            self._follows[key] = self.expressions.follow(numbers, bases, divisors, what)
+        return self._follows[key]
+
+    def _ratios(self, first: int, vectors: Ints, out: Ints, inputs: Ints, what: str) -> list[tuple[int, int, int, int]]:
+        """Parameters of a step that are ratios of lengths of its output and of its input."""
         rows = []
-        fixed = numbers[self.bucket.most].fixed
-        for table, name in (("dims", "DIM"), ("strides", "STRIDE"), ("offsets", "OFFSET"), ("params", "PARAM")):
-            steps = Steps.of({extent: getattr(n, table) for extent, n in numbers.items()}, f"one of the {table}")
-            if table != "params" and (steps.per < 0).any():
-                raise NoBucket(f"{table} of an operand grow where the length shrinks")
-            if table in {"strides", "offsets"} and steps.per[fixed].any():
-                raise NoBucket(f"{table} of a weight change")
-            per = steps.per.reshape(-1)
-            some = np.flatnonzero(per)
-            found = np.zeros(len(some), SLOPE)
-            found["table"], found["index"], found["per"] = SLOPE_TABLES[name], some, per[some]
-            found["every"], found["rest"] = steps.every.reshape(-1)[some], steps.rest.reshape(-1)[some]
-            rows.append(found)
-        return np.concatenate(rows)
+        for k in np.flatnonzero((vectors != vectors[:, :1]).any(axis=1)).tolist():
+            axis = next((i for i in range(RANK) if _same(out[i] / inputs[i], vectors[k].view(np.float64))), None)
+            if axis is None:
+                raise NoBucket(f"a parameter of {what} is not a ratio of lengths", elsewhere=False)
+            above, below = (self.expressions.exactly(side[axis], what) for side in (out, inputs))
+            rows.append((NUMBER_TABLES["RATIO"], above, first + k, below))
+        return rows
 
-    def _shapes(self, which: str) -> list[Steps]:
-        rows = zip(*(getattr(s, which) for s in self.storages.values()), strict=True)
-        return [Steps.of({e: np.array(t.shape, np.int64) for e, (_, t) in zip(self.storages, row, strict=True)}, row[0][0]) for row in rows]
+    def _shapes(self, which: str) -> list[Axes]:
+        found = []
+        for row in zip(*(getattr(s, which) for s in self.storages.values()), strict=True):
+            dims = np.array([t.shape for _, t in row], np.int64).reshape(len(row), -1).T
+            axes = np.flatnonzero((dims != dims[:, :1]).any(axis=1)).tolist()
+            found.append([(axis, self._follow(np.ascontiguousarray(dims[axis]), (), (), repr(row[0][0]))) for axis in axes])
+        return found
 
-    def grids(self, extent: int, grids: Sequence[Grid]) -> list[Grid]:
+    def grids(self, extents: Extents, grids: Sequence[Grid]) -> list[Grid]:
         """Those of `most`, ending where the tensors do."""
         out = []
-        for node, grid in zip(self.storages[extent].steps, grids, strict=True):
+        for node, grid in zip(self.storages[extents].steps, grids, strict=True):
             shape = node.output.shape
             cuts = tuple(np.minimum(cuts, dim) for cuts, dim in zip(grid.cuts, shape, strict=False))
             out.append(Grid(shape, cuts, grid.order))
@@ -251,14 +297,17 @@ class BucketedGraph:
     def cover(self, graph: TileGraph, grids: Sequence[Grid]) -> None:
         """Adds what tiles wait for at other extents to the graph of `most`.
 
-        What a tile reads of another node's tiles is a range of them along each axis, whose ends go one way as the extent grows: what holds
-        at the ends of the range (and between them, to be sure) holds throughout. Only where rows of several batches have become one axis
-        does the place within a batch go back and forth: who reads such rows waits for all tiles of a node that is cut there.
+        A tile reads a range of another node's tiles along each axis. The ends of the range go one way as an extent grows. So edges that
+        hold at all combinations of smallest and largest extents hold throughout; the other samples are looked at to be sure. The ends go
+        back and forth where several axes have become one (`_merged`), and where a picture is resized by a ratio that changes. A tile that
+        reads so waits for all tiles of a node that is cut there.
         """
         most = EdgeBuilder(self.storages[self.bucket.most]).cells(grids)
         missing = self._back_and_forth(most, grids)
-        for extent in {self.bucket.least, (self.bucket.least + self.bucket.most) // 2} - {self.bucket.most}:
-            there = EdgeBuilder(self.storages[extent]).cells(self.grids(extent, grids))
+        for extents in self.storages:
+            if extents == self.bucket.most:
+                continue
+            there = EdgeBuilder(self.storages[extents]).cells(self.grids(extents, grids))
             for k, (large, small) in enumerate(zip(most, there, strict=True)):
                 missing.update((source, k) for source in _uncovered(large, small, grids[k].n))
         for before, after in sorted(missing):
@@ -269,17 +318,53 @@ class BucketedGraph:
                 graph.add(tiles if into else joins, joins if into else tiles)
 
     def _back_and_forth(self, most: Sequence[Sequence[Cells]], grids: Sequence[Grid]) -> set[tuple[int, int]]:
-        """Pairs of a step that is cut along the length and one that reads it by an axis that grows by more than one with the extent."""
-        shorter = self.storages[max(self.bucket.most - 1, self.bucket.least)].steps
-        grows = [
-            [a - b for a, b in zip(x.output.shape, y.output.shape, strict=True)] for x, y in zip(self._most.steps, shorter, strict=True)
+        """Pairs of steps: the first is cut along a length, the second reads it by an axis of merged lengths, or by a ratio that changes."""
+        merged, cut = self._merged(), self._cut(grids)
+        resized = {int(index) for table, _, index, _ in self.numbers.tolist() if table == NUMBER_TABLES["RATIO"]}
+        ratios, param = [], 0
+        for node in self.most.steps:
+            count = len(params(node))
+            ratios.append(any(param <= index < param + count for index in resized))
+            param += count
+        return {
+            (cells.step, k)
+            for k, rows in enumerate(most)
+            for cells in rows
+            if cut[cells.step] and (ratios[k] or (merged[k] and merged[k] != merged[cells.step]))
+        }
+
+    def _merged(self) -> list[set[Follows]]:
+        """The values of those axes of each step's output that are several lengths in one: more than one length, or a multiple of one."""
+        polynomials = {value for value, (kind, *_) in enumerate(self.expressions.rows, len(self.bucket.most)) if kind != FLOOR}
+        return [{follows for _, follows in rows if follows.value in polynomials or follows.per > 1} for rows in self._made()]
+
+    def _cut(self, grids: Sequence[Grid]) -> list[bool]:
+        """Whether each step is cut along an axis that changes."""
+        return [
+            any(len(grid.cuts[axis]) > 2 for axis, _ in rows if axis < len(grid.cuts))
+            for rows, grid in zip(self._made(), grids, strict=True)
         ]
-        merged = [max(steps, default=0) > 1 for steps in grows]
-        cut = [
-            any(step == 1 and len(cuts) > 2 for step, cuts in zip(steps, g.cuts, strict=False))
-            for steps, g in zip(grows, grids, strict=True)
-        ]
-        return {(cells.step, k) for k, rows in enumerate(most) if merged[k] for cells in rows if cut[cells.step] and not merged[cells.step]}
+
+    def _made(self) -> list[Axes]:
+        """The axes of each step's output that follow from values."""
+        changes: dict[int, Axes] = {}
+        for table, value, index, per in self.numbers.tolist():
+            if table == NUMBER_TABLES["DIM"]:
+                changes.setdefault(index // RANK, []).append((index % RANK, Follows(value, per)))
+        found, operand = [], 0
+        for node in self.most.steps:
+            found.append(changes.get(operand, []))
+            operand += len(node.outputs) + len(node.inputs)
+        return found
+
+
+def _divisors(node: Node) -> list[int]:
+    """By how many pixels the windows of a step move, and those of several of its layers together."""
+    layers = [dict(step.attrs) for step in node.attrs["program"]] if "program" in node.attrs else [node.attrs]
+    found = {1}
+    for attrs in layers:
+        found |= {a * b for a in found for b in attrs.get("strides", ())}
+    return sorted(found - {1})
 
 
 def _uncovered(large: Sequence[Cells], small: Sequence[Cells], tiles: int) -> set[int]:
@@ -353,34 +438,13 @@ def _buffers(storage: Storage) -> set[Buffer]:
     return {ref.buffer for ref in storage.refs.values() if ref.buffer.space in {ARENA, REQUEST}}
 
 
-def _keep_strides(numbers: Mapping[int, _Numbers], most: int) -> None:
-    """Gives operands the strides of the longest extent where they do not matter, on axes of one element, and where they grow with its
-    square. Those are of a batch of matrices of all tokens with all tokens, say; there is room between the rows of such a buffer then. All
-    operands have to see it as the same array, from the same byte on."""
-    at_most = numbers[most]
-    single = np.all([n.dims == 1 for n in numbers.values()], axis=0)
-    for n in numbers.values():
-        n.strides[single] = at_most.strides[single]
-    _, uneven = Steps.nearest({extent: n.strides for extent, n in numbers.items()})
-    found = {id(b): b for row in np.flatnonzero(uneven.any(axis=1)).tolist() if (b := at_most.buffers[row]) is not None}
-    for buffer in found.values():
-        rows = [row for row, other in enumerate(at_most.buffers) if other is buffer]
-        if buffer.space == ARENA and all(len({_array(n, row) for row in rows}) == 1 for n in numbers.values()):
-            for n in numbers.values():
-                n.strides[rows] = np.where(n.strides[rows] == 0, 0, at_most.strides[rows])
-
-
-def _array(numbers: _Numbers, row: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """What an operand sees of its buffer: the first byte, and the length and stride of each axis that moves."""
-    axes = zip(numbers.dims[row].tolist(), numbers.strides[row].tolist(), strict=True)
-    return int(numbers.offsets[row]), tuple((dim, stride) for dim, stride in axes if dim > 1 and stride)
-
-
 def _row(shape: Sequence[int], ref: Ref, t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:
     return tuple(shape), tuple(ref.strides), ref.offset * item_bytes(t), ref.buffer.space == WEIGHTS
 
 
-def _ends(values: Mapping[int, npt.NDArray[np.generic]], large: npt.NDArray[np.generic]) -> Callable[[int], npt.NDArray[np.generic]] | None:
+def _ends(
+    values: Mapping[Extents, npt.NDArray[np.generic]], large: npt.NDArray[np.generic]
+) -> Callable[[int], npt.NDArray[np.generic]] | None:
     """If constants at other extents are the ends of the one for `most`, and not its beginnings: a function from how much smaller an extent
     is to what stands there, from the beginning on."""
     if any(v.ndim != large.ndim or any(a > b for a, b in zip(v.shape, large.shape, strict=True)) for v in values.values()):
@@ -389,7 +453,7 @@ def _ends(values: Mapping[int, npt.NDArray[np.generic]], large: npt.NDArray[np.g
         return None
     if not all(_same(v, _end(large, v.shape)) for v in values.values()):
         return None
-    steps = Steps.of({extent: np.array(v.shape, np.int64) for extent, v in values.items()}, "the shape of a constant")
+    steps = _Steps.of({extents[0]: np.array(v.shape, np.int64) for extents, v in values.items()}, "the shape of a constant")
     whole = np.array(large.shape, np.int64)
 
     def row(less: int) -> npt.NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""The plan of a shape bucket at one extent: what workers make of its slopes (``workers/plans/instance.h``), as arrays."""
+"""The plan of a shape bucket at some extents: what workers make of its numbers (``workers/plans/instance.h``), as arrays."""
 
 from __future__ import annotations
 
@@ -7,42 +7,55 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.shm.tables import LIMITS, SLOPE_TABLES
+from aspen_mp.planner.plan.shape_bucket import Extents
+from aspen_mp.shm.extents import Row, values_at
+from aspen_mp.shm.tables import LIMITS, NUMBER_TABLES
 
 Array = npt.NDArray[Any]
 _AXES = np.arange(LIMITS["tile_axes"])
 
 
 class BucketPlan(Protocol):
-    """What of a plan depends on the extent, as it is at `most`, and its slopes."""
+    """The parts of a plan that depend on the extents, as they are at `most`."""
 
     ops: Array
     operands: Array
     params: Array
     tiles: Array
-    slopes: Array
+    values: Array
+    numbers: Array
 
     @property
-    def most(self) -> int: ...
+    def most(self) -> Extents: ...
 
 
-def at(plan: BucketPlan, extent: int) -> tuple[Array, Array, Array]:
+def rows_of(values: Array) -> list[Row]:
+    """Values of a plan, as `aspen_mp.shm.extents` has them."""
+    return [(kind, u, v, a, b, c) for kind, u, v, _, a, b, c in values.tolist()]
+
+
+def at(plan: BucketPlan, extents: Extents) -> tuple[Array, Array, Array]:
     """Operands, params and tiles. What lies beyond an output's end is cut off its tiles; one of which nothing is left has an empty box."""
     operands, params = plan.operands.copy(), plan.params.copy()
-    table, every, rest = (plan.slopes[name].astype(np.int64) for name in ("table", "every", "rest"))
-    more = -plan.slopes["per"] * ((plan.most - extent + rest) // np.maximum(every, 1))
+    rows = rows_of(plan.values)
+    largest, here = (np.array(values_at(rows, found), np.int64) for found in (plan.most, extents))
+    table, value = (plan.numbers[name].astype(np.int64) for name in ("table", "value"))
+    ratios = table == NUMBER_TABLES["RATIO"]
+    less = np.where(ratios, 0, plan.numbers["per"]) * (largest - here)[value]
 
     def of(name: str) -> tuple[Array, Array]:
-        chosen = table == SLOPE_TABLES[name]
-        return plan.slopes["index"][chosen].astype(np.int64), more[chosen]
+        chosen = table == NUMBER_TABLES[name]
+        return plan.numbers["index"][chosen].astype(np.int64), less[chosen]
 
     for name, field in (("DIM", "dims"), ("STRIDE", "strides")):
         index, change = of(name)
-        operands[field][index // LIMITS["rank"], index % LIMITS["rank"]] += change
+        operands[field][index // LIMITS["rank"], index % LIMITS["rank"]] -= change
     index, change = of("OFFSET")
-    operands["offset"][index] += change
+    operands["offset"][index] -= change
     index, change = of("PARAM")
-    params[index] += change
+    params[index] -= change
+    index, _ = of("RATIO")
+    params[index] = (here[value[ratios]] / here[plan.numbers["per"][ratios]]).view(np.int64)
     return operands, params, _clipped(plan, operands)
 
 

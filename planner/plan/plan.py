@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from aspen_mp.planner.cost.cross_core_traffic import Flow
 from aspen_mp.planner.cost.scratch_reuse import Made
+from aspen_mp.planner.plan.shape_bucket import Extents
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, OP, OPERAND, PLAN_HEADER, ROLES, SLOPE, SPACES, TILE
+from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, NUMBER, OP, OPERAND, PLAN_HEADER, ROLES, SPACES, TILE, VALUE
 
 VERSION = 1
 MAGIC = int.from_bytes(b"ASPENMP\0", "little")
@@ -103,9 +104,9 @@ class Plan:
     """The arrays of a plan segment, and what surrounds them.
 
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
-    `weight_uses`: rows (operand, item of `weights`, bytes into the item). The plan of a shape bucket serves each extent from `least` to
-    `most`: its arrays are those of `most`, and `slopes` say how their numbers change with the extent (`extents.at`); all three are empty or
-    0 in any other. `costs` stay in this process: see `tile_costs`.
+    `weight_uses`: rows (operand, item of `weights`, bytes into the item). The plan of a shape bucket serves all extents from `least` to
+    `most`: its arrays are those of `most`, and `values` and `numbers` say how they follow from the extents (`extents.at`); all four are
+    empty in any other. `costs` stay in this process: see `tile_costs`.
     """
 
     name: str
@@ -130,9 +131,10 @@ class Plan:
     weight_segments: list[int] = field(default_factory=list)
     info: list[OpInfo] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
-    slopes: Array = field(default_factory=lambda: np.zeros(0, SLOPE))
-    least: int = 0
-    most: int = 0
+    values: Array = field(default_factory=lambda: np.zeros(0, VALUE))
+    numbers: Array = field(default_factory=lambda: np.zeros(0, NUMBER))
+    least: Extents = ()
+    most: Extents = ()
     memory: int = 0
     memory_cores: int = 0
     costs: Costs | None = None
@@ -212,7 +214,8 @@ class Plan:
             h[name] = at
             at += len(array) if isinstance(array, bytes) else array.nbytes
         h["consts_bytes"], h["blobs_bytes"] = len(self.consts), len(self.blobs)
-        h["n_slopes"], h["least"], h["most"] = len(self.slopes), self.least, self.most
+        h["n_values"], h["n_numbers"], h["n_extents"] = len(self.values), len(self.numbers), len(self.most)
+        h["least"][: len(self.least)], h["most"][: len(self.most)] = self.least, self.most
         h["bytes"] = aligned(at)
         for name, value in self.arena_layout().items():
             h[name] = value
@@ -234,7 +237,8 @@ class Plan:
             ("initial", self.initial),
             ("consts", self.consts),
             ("blobs", self.blobs),
-            ("slopes", self.slopes),
+            ("values", self.values),
+            ("numbers", self.numbers),
         )
 
     @property
@@ -282,4 +286,4 @@ def kernel_name(code: int) -> str:
     return KERNEL_BY_CODE[code].name
 
 
-__all__ = ["OP", "OPERAND", "SLOPE", "TILE", "OpInfo", "Plan", "TensorInfo", "WeightItem"]
+__all__ = ["NUMBER", "OP", "OPERAND", "TILE", "VALUE", "OpInfo", "Plan", "TensorInfo", "WeightItem"]

@@ -28,7 +28,7 @@ from aspen_mp.planner.plan.plan import OpInfo, Plan, TensorInfo, WeightItem
 from aspen_mp.planner.plan.plan_head import MAX_HEADER, refuse
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, LAYOUT_HASH, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SLOPE, SPACES, TILE
+from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, LAYOUT_HASH, NUMBER, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SPACES, TILE, VALUE
 
 __all__ = ["dump", "load", "save", "validate"]
 
@@ -234,9 +234,10 @@ def _plan(header: dict[str, Any], segment: bytes, uses: np.ndarray[Any, np.dtype
         weight_segments=[int(b) for b in h["weights_bytes"][: h["n_weights"]]],
         info=_info(header["info"]),
         metadata=header["metadata"],
-        slopes=array("slopes", SLOPE, h["n_slopes"]),
-        least=int(h["least"]),
-        most=int(h["most"]),
+        values=array("values", VALUE, h["n_values"]),
+        numbers=array("numbers", NUMBER, h["n_numbers"]),
+        least=tuple(h["least"][: h["n_extents"]].tolist()),
+        most=tuple(h["most"][: h["n_extents"]].tolist()),
         memory=int(h["memory"]),
         memory_cores=int(h["memory_cores"]),
     )

@@ -2,8 +2,8 @@
 
 Checked in this order, each step trusting only what the ones before have shown: header and arrays; operands (within their space) and ops
 (operands fit the kernel); tiles (a grid over each output); edges (parents the inverse of children, acyclic, END after everything); memory
-(no op overwrites what it reads, recycled bytes have their anti-dependencies). Of the plan of a shape bucket all of that but the edges holds
-at its shortest extent and at some between the two as well. `PlanError` names field, value and bound.
+(no op overwrites what it reads, recycled bytes have their anti-dependencies). In the plan of a shape bucket all of that but the edges
+holds at its smallest extents and at some between as well. `PlanError` names field, value and bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from aspen_mp.planner.plan import extents
 from aspen_mp.planner.plan.memory import EXACT_TILES
 from aspen_mp.planner.plan.plan import MAGIC, SEGMENT_FIRST, VERSION
 from aspen_mp.planner.plan.plan_head import refuse
+from aspen_mp.planner.plan.shape_bucket import Extents
 from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.extents import FLOOR, MOST_EXTENTS, PRODUCT, SUM, room
 from aspen_mp.shm.tables import (
     DTYPE_BYTES,
     DTYPES,
@@ -32,15 +34,16 @@ from aspen_mp.shm.tables import (
     KERNELS,
     LAYOUT_HASH,
     LIMITS,
+    NUMBER,
+    NUMBER_TABLES,
     NUMBERS,
     OP,
     OPERAND,
     PLAN_HEADER,
     ROLES,
-    SLOPE,
-    SLOPE_TABLES,
     SPACES,
     TILE,
+    VALUE,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +59,6 @@ MAX_SEGMENT = 1 << 46
 """No space is larger than what a process can map."""
 LONGEST_AXIS = 1 << 40
 STEEPEST = 1 << 40
-LONGEST_EXTENT = (1 << 31) - 1
 MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
@@ -69,12 +71,12 @@ def validate(segment: Buffer) -> None:
     _check_operands(view)
     _check_ops(view)
     _check_tiles(view)
-    _check_slopes(view)
+    _check_bucket(view)
     order = _check_edges(view)
     above = _common_ancestors(view, order)
     _check_memory(view, above)
-    for extent in _shorter(view):
-        _check_extent(view, extent, above)
+    for smaller in _smaller(view):
+        _check_extents(view, smaller, above)
 
 
 @dataclass(slots=True)
@@ -91,14 +93,19 @@ class _Segment:
     parent_begin: Array
     parents: Array
     initial: Array
-    slopes: Array
+    values: Array
+    numbers: Array
     op_kernel: list[str]
     op_operands: list[tuple[int, int, int]]
     """(first operand, outputs, inputs) of each op."""
 
     @property
-    def most(self) -> int:
-        return int(self.header["most"])
+    def least(self) -> Extents:
+        return tuple(self.header["least"][: self.header["n_extents"]])
+
+    @property
+    def most(self) -> Extents:
+        return tuple(self.header["most"][: self.header["n_extents"]])
 
     def rows(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
         """(dtype, dims, strides) of each operand."""
@@ -144,7 +151,8 @@ class _Segment:
             "initial": (U32, h["n_initial"]),
             "consts": (np.dtype("u1"), h["consts_bytes"]),
             "blobs": (np.dtype("u1"), h["blobs_bytes"]),
-            "slopes": (SLOPE, h["n_slopes"]),
+            "values": (VALUE, h["n_values"]),
+            "numbers": (NUMBER, h["n_numbers"]),
         }
         arrays, spans = {}, []
         for name, (dtype, count) in sizes.items():
@@ -325,72 +333,122 @@ def _injective(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------------------------ slopes
+# ------------------------------------------------------------------------------------------------------------------ extents
 
 
-def _check_slopes(s: _Segment) -> None:
-    h, least, most = s.header, s.header["least"], s.most
-    if most == 0:
-        for name in ("least", "n_slopes"):
+def _check_bucket(s: _Segment) -> None:
+    h = s.header
+    n = int(h["n_extents"])
+    if n > MOST_EXTENTS:
+        refuse("header.n_extents", n, f"at most {MOST_EXTENTS}")
+    for name in ("least", "most"):
+        if any(h[name][n:]):
+            refuse(f"header.{name}", h[name], f"there are {n} extents")
+    for least, most, limit in zip(s.least, s.most, room(n), strict=True):
+        if not 1 <= least <= most <= limit:
+            refuse("header.least", f"{least} … {most}", f"extents lie within 1 … {limit}")
+    if n == 0:
+        for name in ("n_values", "n_numbers"):
             if h[name]:
                 refuse(f"header.{name}", h[name], "only the plan of a shape bucket has one")
         return
-    if not 1 <= least <= most <= LONGEST_EXTENT:
-        refuse("header.least", f"{least} … {most}", f"extents lie within 1 … {LONGEST_EXTENT}")
     if OPAQUE in s.op_kernel:
         refuse(f"ops[{s.op_kernel.index(OPAQUE)}].kernel", OPAQUE, "the plan of a shape bucket has none")
+    largest, smallest = _values_at(s, s.most), _values_at(s, s.least)
+    offset_of: dict[int, int] = {}
     seen = set()
-    for k, (table, every, rest, index, per) in enumerate(s.slopes.tolist()):
-        if table not in SLOPE_TABLES.values():
-            refuse(f"slopes[{k}].table", table, f"one of {SLOPE_TABLES}")
-        if rest >= every:
-            refuse(f"slopes[{k}].rest", rest, f"less than every, {every}")
-        value = _sloped(s, k, table, index)
-        if (table, index) in seen:
-            refuse(f"slopes[{k}].index", index, "a number has one slope")
-        seen.add((table, index))
-        param = table == SLOPE_TABLES["PARAM"]
+    for k, (table, value, index, per) in enumerate(s.numbers.tolist()):
+        if table not in NUMBER_TABLES.values():
+            refuse(f"numbers[{k}].table", table, f"one of {NUMBER_TABLES}")
+        if value >= len(largest):
+            refuse(f"numbers[{k}].value", value, f"there are {len(largest)}")
+        there = _number_at(s, k, table, index)
+        param = table in (NUMBER_TABLES["PARAM"], NUMBER_TABLES["RATIO"])
+        if (place := ("PARAM" if param else table, index)) in seen:
+            refuse(f"numbers[{k}].index", index, "a number follows from one value")
+        seen.add(place)
+        if table == NUMBER_TABLES["RATIO"]:
+            if not (0 <= per < len(largest) and smallest[per]):
+                refuse(f"numbers[{k}].per", per, f"one of {len(largest)} values, and not 0")
+            continue
         if not (-STEEPEST if param else -1) < per < STEEPEST:
-            refuse(f"slopes[{k}].per", per, f"less than {STEEPEST}, and not negative but for a parameter")
-        change = -per * ((most - least + rest) // every)
-        if abs(change) >= 1 << 63 or not (-(1 << 63) if param else 0) <= value + change < 1 << 63:
-            refuse(f"slopes[{k}].per", per, f"the number would be {value + change} at extent {least}")
-    # Between the two ends nothing reaches further than at one of them: argued in workers/plans/checks.h, which checks the same.
-    operands, _, _ = extents.at(s, least)
+            refuse(f"numbers[{k}].per", per, f"less than {STEEPEST}, and not negative but for a parameter")
+        change = -per * (largest[value] - smallest[value])
+        if abs(change) >= 1 << 63 or not (-(1 << 63) if param else 0) <= there + change < 1 << 63:
+            refuse(f"numbers[{k}].per", per, f"the number would be {there + change} at extents {list(s.least)}")
+        if table == NUMBER_TABLES["OFFSET"] and per:
+            offset_of[index] = value
+    _check_downwards(s, offset_of)
+    # Between the ends nothing reaches further than at one of them: argued in workers/plans/bucket_checks.h, which checks the same.
+    operands, _, _ = extents.at(s, s.least)
     operands["dims"] = np.where(s.operands["dims"] > 0, np.maximum(operands["dims"], 1), operands["dims"])
     _check_operands(replace(s, operands=operands))
 
 
-def _sloped(s: _Segment, k: int, table: int, index: int) -> int:
-    """The number that a slope belongs to, as it is at the longest extent."""
-    if table == SLOPE_TABLES["PARAM"]:
+def _check_downwards(s: _Segment, offset_of: dict[int, int]) -> None:
+    """Where an operand's offset changes, the axes that go downwards follow from the same value. `offset_of`: which, by operand."""
+    for k, (table, value, index, per) in enumerate(s.numbers.tolist()):
+        operand, axis = divmod(index, LIMITS["rank"])
+        if table != NUMBER_TABLES["DIM"] or not per or offset_of.get(operand, value) == value:
+            continue
+        if s.operands["strides"][operand, axis] < 0:
+            refuse(f"numbers[{k}].value", value, f"the offset of operand {operand} follows from value {offset_of[operand]}")
+
+
+def _values_at(s: _Segment, found: Extents) -> list[int]:
+    """All values, none of which is negative or falls as an extent rises."""
+    values = list(found)
+    for k, (kind, u, v, _, a, b, c) in enumerate(s.values.tolist()):
+        what = f"values[{k}]"
+        if kind not in (FLOOR, PRODUCT, SUM):
+            refuse(f"{what}.kind", kind, "a kind of value")
+        if u >= len(values) or (kind != FLOOR and v >= len(values)):
+            refuse(f"{what}.u", (u, v), f"there are {len(values)} before it")
+        if (kind == FLOOR and (a < 0 or c < 1)) or (kind == SUM and (a < 0 or b < 0)):
+            refuse(f"{what}.a", (a, b, c), "values do not fall")
+        if kind == FLOOR and a * values[u] + b < 0:
+            refuse(f"{what}.b", b, f"the value would be negative at extents {list(found)}")
+        values.append(
+            (a * values[u] + b) // c if kind == FLOOR else values[u] * values[v] if kind == PRODUCT else a * values[u] + b * values[v]
+        )
+        if values[-1] >= 1 << 60:
+            refuse(f"{what}.a", values[-1], "it is too large")
+    return values
+
+
+def _number_at(s: _Segment, k: int, table: int, index: int) -> int:
+    """A number that follows from a value, as it is at the largest extents."""
+    if table in (NUMBER_TABLES["PARAM"], NUMBER_TABLES["RATIO"]):
         if index >= len(s.params):
-            refuse(f"slopes[{k}].index", index, f"there are {len(s.params)} parameters")
+            refuse(f"numbers[{k}].index", index, f"there are {len(s.params)} parameters")
         return int(s.params[index])
-    operand, axis = (index, 0) if table == SLOPE_TABLES["OFFSET"] else divmod(index, LIMITS["rank"])
+    operand, axis = (index, 0) if table == NUMBER_TABLES["OFFSET"] else divmod(index, LIMITS["rank"])
     if operand >= len(s.operands):
-        refuse(f"slopes[{k}].index", index, f"there are {len(s.operands)} operands")
+        refuse(f"numbers[{k}].index", index, f"there are {len(s.operands)} operands")
     row = s.operands[operand]
     if row["dtype"] == NONE:
-        refuse(f"slopes[{k}].index", index, f"operand {operand} is absent")
-    if row["space"] >= SPACES["WEIGHTS"] and table != SLOPE_TABLES["DIM"]:
-        refuse(f"slopes[{k}].table", table, f"operand {operand} is a weight: it is only seen as longer or shorter")
-    if table == SLOPE_TABLES["OFFSET"]:
+        refuse(f"numbers[{k}].index", index, f"operand {operand} is absent")
+    if row["space"] >= SPACES["WEIGHTS"] and table != NUMBER_TABLES["DIM"]:
+        refuse(f"numbers[{k}].table", table, f"operand {operand} is a weight: it is only seen as longer or shorter")
+    if table == NUMBER_TABLES["OFFSET"]:
         return int(row["offset"])
     if axis >= row["rank"]:
-        refuse(f"slopes[{k}].index", index, f"operand {operand} has rank {row['rank']}")
-    return int(row["dims" if table == SLOPE_TABLES["DIM"] else "strides"][axis])
+        refuse(f"numbers[{k}].index", index, f"operand {operand} has rank {row['rank']}")
+    return int(row["dims" if table == NUMBER_TABLES["DIM"] else "strides"][axis])
 
 
-def _shorter(s: _Segment) -> list[int]:
-    """Extents besides the longest at which the plan of a shape bucket is checked: next to both ends, because numbers that jump there go
-    unnoticed at the ends alone, and in the middle."""
-    least, most = s.header["least"], s.most
-    return [e for e in sorted({least, least + 1, (least + most) // 2, most - 1}) if least <= e < most]
+def _smaller(s: _Segment) -> list[Extents]:
+    """Extents besides the largest at which the plan of a shape bucket is checked. They are next to both ends, because numbers that jump
+    there go unnoticed at the ends alone, and in the middle. One of several extents is small where another is large, too."""
+    pairs = list(zip(s.least, s.most, strict=True))
+    found = [s.least, tuple(min(a + 1, b) for a, b in pairs), tuple((a + b) // 2 for a, b in pairs), tuple(max(b - 1, a) for a, b in pairs)]
+    if len(pairs) > 1:
+        found.append(tuple(ends[k == 0] for k, ends in enumerate(pairs)))
+    return [extents for extents in dict.fromkeys(found) if extents != s.most]
 
 
-def _check_extent(s: _Segment, extent: int, above: list[int] | None) -> None:
-    operands, params, tiles = extents.at(s, extent)
+def _check_extents(s: _Segment, found: Extents, above: list[int] | None) -> None:
+    operands, params, tiles = extents.at(s, found)
     short = replace(s, operands=operands, params=params, tiles=tiles)
     try:
         _check_operands(short)
@@ -398,7 +456,7 @@ def _check_extent(s: _Segment, extent: int, above: list[int] | None) -> None:
         _check_grids(short, ((tiles["lo"] < tiles["hi"]) | (s.tiles["lo"] == s.tiles["hi"])).all(axis=1))
         _check_memory(short, above)
     except PlanError as error:
-        raise PlanError(f"{error} (extent {extent})") from None
+        raise PlanError(f"{error} (at extents {list(found)})") from None
 
 
 # ------------------------------------------------------------------------------------------------------------------- tiles

@@ -222,8 +222,12 @@ class EdgeBuilder:
         return Wiring(base, join_step, Flow(int(base[-1]), *flow), begin, children, counts, initial)
 
     def cells(self, grids: Sequence[Grid]) -> list[list[Cells]]:
-        """What the tiles of each step read of others' tiles."""
-        return [self._read(node, *grid.boxes(), grids) if grid.n else [] for node, grid in zip(self.storage.steps, grids, strict=True)]
+        """What the tiles of each step read of others' tiles. Tiles with empty boxes read nothing."""
+        found = []
+        for node, grid in zip(self.storage.steps, grids, strict=True):
+            lo, hi = grid.boxes()
+            found.append(self._read(node, np.flatnonzero((lo < hi).all(axis=1)), lo, hi, grids))
+        return found
 
     def _way(self, node: Node) -> tuple[tuple[Hashable, ...], list[int]]:
         """By which views and concats a step's inputs come to it, in the order in which they are followed, and which steps from."""
@@ -261,7 +265,7 @@ class EdgeBuilder:
             if key not in self.known:
                 same = (self._paths[k], *map(self._cut, key[1]))
                 if same not in self._worked_out:
-                    found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
+                    found = self._read(self.storage.steps[k], np.arange(grid.n), *grid.boxes(), grids) if grid.n else []
                     self._worked_out[same] = (_connect(found, grids, self.sources[k]) if found else None), len(found)
                 self.known[key], followed = self._worked_out[same]
                 self.followed += followed
@@ -276,9 +280,9 @@ class EdgeBuilder:
             number = self._cuts[grid] = self._same_cuts.setdefault(places, len(self._same_cuts))
         return number
 
-    def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[Cells]:
-        """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""
-        tiles = np.arange(len(lo))
+    def _read(self, node: Node, tiles: Ints, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[Cells]:
+        """What some of a node's tiles read, followed through views and concats to the nodes that compute it. `lo`, `hi`: of all."""
+        lo, hi = lo[tiles], hi[tiles]
         out: list[Cells] = []
         todo: list[tuple[Tensor, Ints, Ints, Ints]] = []
         for i, x in enumerate(node.inputs):

@@ -19,8 +19,11 @@ cdef extern from *:
     #define F(t, n, c) ASPEN_ROW(aspen_tile, t, n, c)
     static const struct aspen_field aspen_fields_tile[] = { ASPEN_TILE_FIELDS(F) {0} };
     #undef F
-    #define F(t, n, c) ASPEN_ROW(aspen_slope, t, n, c)
-    static const struct aspen_field aspen_fields_slope[] = { ASPEN_SLOPE_FIELDS(F) {0} };
+    #define F(t, n, c) ASPEN_ROW(aspen_value, t, n, c)
+    static const struct aspen_field aspen_fields_value[] = { ASPEN_VALUE_FIELDS(F) {0} };
+    #undef F
+    #define F(t, n, c) ASPEN_ROW(aspen_number, t, n, c)
+    static const struct aspen_field aspen_fields_number[] = { ASPEN_NUMBER_FIELDS(F) {0} };
     #undef F
     #define F(t, n, c) ASPEN_ROW(aspen_trace_record, t, n, c)
     static const struct aspen_field aspen_fields_record[] = { ASPEN_TRACE_RECORD_FIELDS(F) {0} };
@@ -39,7 +42,8 @@ cdef extern from *:
     static const struct aspen_name aspen_list_ternary[] = { ASPEN_TERNARY(X) {0} };
     static const struct aspen_name aspen_list_reduce[] = { ASPEN_REDUCE(X) {0} };
     static const struct aspen_name aspen_list_pad[] = { ASPEN_PAD_MODES(X) {0} };
-    static const struct aspen_name aspen_list_slopes[] = { ASPEN_SLOPE_TABLES(X) {0} };
+    static const struct aspen_name aspen_list_value_kinds[] = { ASPEN_VALUE_KINDS(X) {0} };
+    static const struct aspen_name aspen_list_number_tables[] = { ASPEN_NUMBER_TABLES(X) {0} };
     static const struct aspen_name aspen_list_whats[] = { ASPEN_TRACE_WHATS(X) {0} };
     static const struct aspen_name aspen_list_cames[] = { ASPEN_TRACE_CAMES(X) {0} };
     #undef X
@@ -67,7 +71,8 @@ cdef extern from *:
     const aspen_field aspen_fields_op[]
     const aspen_field aspen_fields_operand[]
     const aspen_field aspen_fields_tile[]
-    const aspen_field aspen_fields_slope[]
+    const aspen_field aspen_fields_value[]
+    const aspen_field aspen_fields_number[]
     const aspen_field aspen_fields_record[]
     const aspen_field aspen_fields_ring[]
     const aspen_name aspen_list_dtypes[]
@@ -79,7 +84,8 @@ cdef extern from *:
     const aspen_name aspen_list_ternary[]
     const aspen_name aspen_list_reduce[]
     const aspen_name aspen_list_pad[]
-    const aspen_name aspen_list_slopes[]
+    const aspen_name aspen_list_value_kinds[]
+    const aspen_name aspen_list_number_tables[]
     const aspen_name aspen_list_whats[]
     const aspen_name aspen_list_cames[]
     const unsigned long long aspen_layout_hash
@@ -118,7 +124,8 @@ cdef object _rows(const aspen_name *f):
 
 
 FIELDS = {"plan_header": _fields(aspen_fields_header), "op": _fields(aspen_fields_op),
-          "operand": _fields(aspen_fields_operand), "tile": _fields(aspen_fields_tile), "slope": _fields(aspen_fields_slope),
+          "operand": _fields(aspen_fields_operand), "tile": _fields(aspen_fields_tile),
+          "value": _fields(aspen_fields_value), "number": _fields(aspen_fields_number),
           "trace_record": _fields(aspen_fields_record), "trace_ring": _fields(aspen_fields_ring)}
 DTYPE_ROWS = _rows(aspen_list_dtypes)
 KERNEL_ROWS = _rows(aspen_list_kernels)
@@ -129,7 +136,8 @@ BINARY = _codes(aspen_list_binary)
 TERNARY = _codes(aspen_list_ternary)
 REDUCE = _codes(aspen_list_reduce)
 PAD_MODES = _codes(aspen_list_pad)
-SLOPE_TABLES = _codes(aspen_list_slopes)
+VALUE_KINDS = _codes(aspen_list_value_kinds)
+NUMBER_TABLES = _codes(aspen_list_number_tables)
 ROLES = {"control": ASPEN_ROLE_CONTROL, "doorbell": ASPEN_ROLE_DOORBELL, "client": ASPEN_ROLE_CLIENT, "data": ASPEN_ROLE_DATA,
          "plan": ASPEN_ROLE_PLAN, "weights": ASPEN_ROLE_WEIGHTS, "arena": ASPEN_ROLE_ARENA, "trace": ASPEN_ROLE_TRACE}
 TRACE_WHATS = _codes(aspen_list_whats)

@@ -331,7 +331,7 @@ static inline void aspen_note_alone(const struct aspen_station *s, const struct 
   struct aspen_plan *p = &s->control->plan[i->plan];
   const struct aspen_plan_view *view = s->plan[i->plan];
   uint64_t old = aspen_stat_load(&p->alone_ns), rows = aspen_stat_load(&s->control->turns.rows);
-  if (!aspen_stat_load(&i->alone) || !view || i->extent != view->most) return;
+  if (!aspen_stat_load(&i->alone) || !view || i->extent != view->largest) return;
   if (rows != aspen_stat_load(&p->alone_rows)) old = 0; /* with other workers it is another time */
   if (old && ran_ns > 4 * old) ran_ns = 4 * old; /* somebody had the core */
   aspen_stat_store(&p->alone_ns, old ? old - old / 8 + ran_ns / 8 : ran_ns);

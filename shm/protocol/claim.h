@@ -39,6 +39,13 @@ static inline uint32_t aspen_missing(const struct aspen_station *s, uint32_t err
   return aspen_load_seq(&s->control->signals.attach_seq) == s->user.attached ? error : ASPEN_E_NOT_MAPPED;
 }
 
+/* Whether each extent in a word lies in its range. Without extents the word is 0. */
+static inline int aspen_extents_fit(uint32_t word, uint32_t n, const uint32_t *least, const uint32_t *most) {
+  for (uint32_t k = 0; k < n; k++)
+    if (aspen_extent(word, n, k) < least[k] || aspen_extent(word, n, k) > most[k]) return 0;
+  return n || !word;
+}
+
 /* Copies and checks a submitted slot. Returns the error to answer with, 0: good. */
 static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const struct aspen_client_segment *c, struct aspen_candidate *out) {
   const struct aspen_slot *slot = &c->slot[out->slot];
@@ -63,7 +70,7 @@ static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const
   const struct aspen_plan_view *view = s->plan[out->plan];
   if (!view || view->generation != out->generation) return aspen_missing(s, ASPEN_E_BAD_PLAN);
   if (!aspen_mapped(s, out->segment, ASPEN_ROLE_DATA)) return aspen_missing(s, ASPEN_E_BAD_DATA);
-  if (out->extent < view->least || out->extent > view->most) return ASPEN_E_BAD_EXTENT;
+  if (!aspen_extents_fit(out->extent, view->n_extents, view->least, view->most)) return ASPEN_E_BAD_EXTENT;
   uint64_t bytes = s->segment[out->segment].bytes;
   if (out->offset % ASPEN_LINE || out->offset < ASPEN_DATA_FIRST || out->offset > bytes || view->request_bytes > bytes - out->offset)
     return ASPEN_E_BAD_REGION;

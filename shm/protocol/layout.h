@@ -44,6 +44,7 @@
 #define ASPEN_RANK 8
 #define ASPEN_FANOUT 16         /* children a tile; join tiles beyond that */
 #define ASPEN_NONE 0xffffffffu
+#define ASPEN_MAX_EXTENTS 3     /* lengths in which requests of a plan may differ */
 
 struct aspen_magic {
   char magic[8];    /* "ASPENMP\0" */
@@ -80,11 +81,14 @@ enum aspen_role {
   F(uint64_t, request_bytes, 1)   /* size of a request's region in a client's data segment */                                      \
   F(uint64_t, scratch_bytes, 1)   /* most scratch that a kernel of this plan needs */                                              \
   F(uint64_t, weights_bytes, 8)   /* least size of each weight segment that the operands may touch */                              \
-  F(uint64_t, slopes, 1) F(uint64_t, n_slopes, 1) /* offset and length of the slopes */                                            \
-  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: it serves no shape bucket */ \
+  F(uint64_t, values, 1) F(uint64_t, numbers, 1)      /* offsets of what follows from a request's extents */                       \
+  F(uint32_t, n_values, 1) F(uint32_t, n_numbers, 1)                                                                               \
+  F(uint32_t, n_extents, 1)       /* 0: the plan serves no shape bucket */                                                         \
+  F(uint32_t, least, 3) F(uint32_t, most, 3) /* extents that a request may have */                                                 \
+  F(uint32_t, reserved2, 1)                                                                                                        \
   F(uint64_t, memory, 1)          /* bit d: tiles of depth d wait for memory, … */                                                 \
   F(uint32_t, memory_cores, 1)    /* … of which so many cores leave others nothing; 0: any number does */                          \
-  F(uint32_t, reserved, 1) F(uint64_t, reserved1, 6)
+  F(uint32_t, reserved, 1) F(uint64_t, reserved1, 3)
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
   F(uint32_t, kernel, 1)         /* enum aspen_kernel_id */                                                                        \
@@ -116,20 +120,47 @@ enum aspen_role {
   F(uint32_t, rank, 1)           /* of the preferred child order: lower runs first */                                              \
   F(uint32_t, lo, 6) F(uint32_t, hi, 6) /* box over the output's first axes; unused axes 0, 1 */
 
-/* A number that follows a request's extent: it is value - per * ((most - extent + rest) / every), rounded down, where value is what the plan's
- * array holds. `per` is not negative but for a PARAM. */
-#define ASPEN_SLOPE_FIELDS(F)                                                                                                      \
-  F(uint16_t, table, 1)          /* enum aspen_slope_table */                                                                      \
-  F(uint8_t, every, 1) F(uint8_t, rest, 1) /* 0 <= rest < every; pairs of rows: 2 */                                               \
+/* A value that follows from a request's extents. The extents are the first values; each other one follows from earlier ones. No value falls
+ * as an extent rises, and none is negative. */
+#define ASPEN_VALUE_FIELDS(F)                                                                                                      \
+  F(uint16_t, kind, 1)           /* enum aspen_value_kind */                                                                       \
+  F(uint16_t, u, 1) F(uint16_t, v, 1) /* numbers of earlier values */                                                              \
+  F(uint16_t, reserved, 1)                                                                                                         \
+  F(int64_t, a, 1) F(int64_t, b, 1) F(int64_t, c, 1)
+#define ASPEN_VALUE_KINDS(X)                                                                                                       \
+  X(FLOOR, 0)   /* (a * u + b) / c, rounded down; a >= 0, c >= 1 */                                                                \
+  X(PRODUCT, 1) /* u * v */                                                                                                        \
+  X(SUM, 2)     /* a * u + b * v; a, b >= 0 */
+
+/* A number of the plan that follows from a value. It is less than in the plan's array by `per` for each step by which the value is less than
+ * at the largest extents. `per` is not negative but for a PARAM. */
+#define ASPEN_NUMBER_FIELDS(F)                                                                                                     \
+  F(uint16_t, table, 1)          /* enum aspen_number_table */                                                                     \
+  F(uint16_t, value, 1)                                                                                                            \
   F(uint32_t, index, 1)                                                                                                            \
   F(int64_t, per, 1)
-#define ASPEN_SLOPE_TABLES(X)                                                                                                      \
+#define ASPEN_NUMBER_TABLES(X)                                                                                                     \
   X(DIM, 0) X(STRIDE, 1) /* index: operand * ASPEN_RANK + axis */                                                                  \
   X(OFFSET, 2)           /* index: operand; bytes */                                                                               \
-  X(PARAM, 3)            /* index: in params */
-#define X(n, c) ASPEN_SLOPE_##n = c,
-enum aspen_slope_table { ASPEN_SLOPE_TABLES(X) };
+  X(PARAM, 3)            /* index: in params */                                                                                    \
+  X(RATIO, 4)            /* the same: the bits of the double that is the value over the value whose number is `per` */
+#define X(n, c) ASPEN_VALUE_##n = c,
+enum aspen_value_kind { ASPEN_VALUE_KINDS(X) };
 #undef X
+#define X(n, c) ASPEN_NUMBER_##n = c,
+enum aspen_number_table { ASPEN_NUMBER_TABLES(X) };
+#undef X
+
+/* The extents of a request share a word. One has all of it, two have 16 bits each, three 11, 11 and 10. The first has the lowest. */
+static inline uint32_t aspen_extent(uint32_t word, uint32_t n, uint32_t k) {
+  uint32_t bits = n == 2 ? 16 : 11;
+  return n < 2 ? word : word >> bits * k & ((1u << bits) - 1);
+}
+static inline uint32_t aspen_extents_word(const uint32_t *extents, uint32_t n) {
+  uint32_t word = 0;
+  for (uint32_t k = 0; k < n; k++) word |= extents[k] << (n == 2 ? 16 : 11) * k;
+  return word;
+}
 
 #define ASPEN_FIELD_1(type, name, count) type name ASPEN_ARRAY_##count;
 #define ASPEN_ARRAY_1
@@ -142,11 +173,13 @@ struct aspen_plan_header { ASPEN_PLAN_HEADER_FIELDS(ASPEN_FIELD_1) };
 struct aspen_op { ASPEN_OP_FIELDS(ASPEN_FIELD_1) };
 struct aspen_operand { ASPEN_OPERAND_FIELDS(ASPEN_FIELD_1) };
 struct aspen_tile { ASPEN_TILE_FIELDS(ASPEN_FIELD_1) };
-struct aspen_slope { ASPEN_SLOPE_FIELDS(ASPEN_FIELD_1) };
+struct aspen_value { ASPEN_VALUE_FIELDS(ASPEN_FIELD_1) };
+struct aspen_number { ASPEN_NUMBER_FIELDS(ASPEN_FIELD_1) };
 _Static_assert(sizeof(struct aspen_tile) == ASPEN_LINE, "a tile is one cache line");
 _Static_assert(sizeof(struct aspen_op) == 64, "an op is one cache line");
 _Static_assert(sizeof(struct aspen_operand) == 144, "operand");
-_Static_assert(sizeof(struct aspen_slope) == 16, "slope");
+_Static_assert(sizeof(struct aspen_value) == 32, "value");
+_Static_assert(sizeof(struct aspen_number) == 16, "number");
 _Static_assert(sizeof(struct aspen_plan_header) % ASPEN_LINE == 0, "plan header");
 
 /* ------------------------------------------------------------------------------------------------ control segment
@@ -386,7 +419,7 @@ struct aspen_instance {
   uint32_t plan;       /* server */
   uint32_t arena;      /* server: segment */
   uint32_t data;       /* segment that holds the request's region … */
-  uint32_t extent;     /* of the request, one of the plan's (docs/protocol/extent.md, "Extent") */
+  uint32_t extent;     /* of the request, one of the plan's (docs/protocol/extent.md, "Extents") */
   uint64_t offset;     /* … and where in it */
   uint64_t order;      /* of the request among all (aspen_order) */
   uint32_t client;
@@ -490,7 +523,7 @@ struct aspen_slot {
   uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
   uint32_t cancel;   /* client, while FILLING: ASPEN_NONE; before it sets the slot's bit in `cancel`: the sequence number it means */
-  uint32_t extent;   /* length of the dimension that the plan leaves open; 0: it leaves none open */
+  uint32_t extent;   /* word of the lengths that the plan leaves open; 0: it leaves none open */
   uint64_t span_ns;  /* from submitted_ns to the deadline, 0: there is none */
   uint32_t runs_on;  /* 1: late or not, the result is wanted */
   uint32_t reserved0;

@@ -20,7 +20,8 @@ struct aspen_mapping {
 struct aspen_plan_view {
   uint32_t generation; /* of the control table's entry that this view was made for */
   uint32_t n_tiles, n_initial, end_tile;
-  uint32_t least, most; /* extents that a request may have */
+  uint32_t n_extents, largest; /* of requests; `largest` is the word of the largest ones */
+  uint32_t least[ASPEN_MAX_EXTENTS], most[ASPEN_MAX_EXTENTS];
   uint64_t request_bytes;
   const struct aspen_plan_header *header;
   const struct aspen_tile *tiles;

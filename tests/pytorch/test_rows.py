@@ -88,7 +88,7 @@ def test_few_plans_serve_rows_and_lengths_that_change(runtime: Any, compiled: An
         torch.testing.assert_close(run(*given), module(*given), rtol=2e-5, atol=1e-5)
     assert [graph._rows is not None for graph in graphs] == [True]
     plans = runtime.status()["models"][-1]["plans"]
-    served = [(plan["inputs"], plan["range"]) for plan in plans]
+    served = [(plan["inputs"], plan["ranges"]) for plan in plans]
     assert len(plans) <= 3, f"{served} for {sizes}"
 
 
@@ -250,4 +250,4 @@ def test_few_plans_serve_lengths_that_constants_follow_from(runtime: Any, compil
         tokens = torch.randint(0, 50, (n, length))
         torch.testing.assert_close(run(tokens), module(tokens), rtol=5e-5, atol=2e-5)
     plans = runtime.status()["models"][-1]["plans"]
-    assert len(plans) <= 3, [(plan["inputs"], plan["range"]) for plan in plans]
+    assert len(plans) <= 3, [(plan["inputs"], plan["ranges"]) for plan in plans]

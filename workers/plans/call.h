@@ -7,7 +7,7 @@
 #include "plans/instance.h"
 #include "plans/load.h"
 
-/* Scratch memory is asked for at this many extents of a range, or at all extents of a shorter range. */
+/* Scratch memory is asked for at about this many extents of a bucket, or at all of a smaller one. */
 #define ASPEN_SCRATCH_EXTENTS 1024
 
 /* Cuts a call's box off at the request's extent. Returns 0 where nothing is left of it. */
@@ -77,6 +77,30 @@ static inline size_t aspen_ops_scratch(const struct aspen_exec_instance *e, cons
   return most;
 }
 
+/* Returns how many steps there are between the points of an extent's range where scratch memory is asked for. */
+static inline uint32_t aspen_scratch_side(const struct aspen_plan_header *h, uint32_t k) {
+  uint32_t range = h->most[k] - h->least[k], side = h->n_extents == 1 ? ASPEN_SCRATCH_EXTENTS : h->n_extents == 2 ? 31 : 9;
+  return range < side ? range : side;
+}
+
+/* Returns at how many points of a bucket scratch memory is asked for. */
+static inline uint32_t aspen_scratch_points(const struct aspen_plan_header *h) {
+  uint32_t n = h->n_extents != 0;
+  for (uint32_t k = 0; k < h->n_extents; k++) n *= aspen_scratch_side(h, k) + 1;
+  return n;
+}
+
+/* Returns the word of one of these points. */
+static inline uint32_t aspen_scratch_point(const struct aspen_plan_header *h, uint32_t number) {
+  uint32_t extents[ASPEN_MAX_EXTENTS];
+  for (uint32_t k = 0; k < h->n_extents; k++) {
+    uint32_t side = aspen_scratch_side(h, k), at = number % (side + 1);
+    extents[k] = h->least[k] + (side ? (uint32_t)((uint64_t)(h->most[k] - h->least[k]) * at / side) : 0);
+    number /= side + 1;
+  }
+  return aspen_extents_word(extents, h->n_extents);
+}
+
 /* Returns the most scratch memory that a tile of the plan may need. Each op is asked with the largest extent of its tiles along each axis.
  * What kernels ask for need not rise with the request's extent, so they are asked at others too. A kernel that finds too little says so
  * (SCRATCH). */
@@ -91,13 +115,12 @@ static inline size_t aspen_plan_scratch(struct aspen_exec_instance *e) {
       if (t->hi[k] - t->lo[k] > box[t->op].hi[k]) box[t->op].hi[k] = t->hi[k] - t->lo[k];
     }
   size_t most = aspen_ops_scratch(e, box);
-  uint32_t range = p->view.most - p->view.least;
-  for (uint32_t k = 0, n = range < ASPEN_SCRATCH_EXTENTS ? range : ASPEN_SCRATCH_EXTENTS; k < n; k++) {
-    aspen_exec_set_extent(e, p->view.least + (uint32_t)((uint64_t)range * k / n));
+  for (uint32_t k = 0, n = aspen_scratch_points(h); k < n; k++) {
+    aspen_exec_set_extent(e, aspen_scratch_point(h, k));
     size_t bytes = aspen_ops_scratch(e, box);
     if (bytes > most) most = bytes;
   }
-  if (range) aspen_exec_set_extent(e, p->view.most);
+  if (h->n_extents) aspen_exec_set_extent(e, p->view.largest);
   free(box);
   return most > h->scratch_bytes ? most : h->scratch_bytes;
 }

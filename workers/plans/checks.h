@@ -136,52 +136,21 @@ static inline const char *aspen_header_check(const struct aspen_plan_header *h, 
       !aspen_array_fits(h->bytes, h->params, h->n_params, 8) || !aspen_array_fits(h->bytes, h->tiles, h->n_tiles, ASPEN_LINE) ||
       !aspen_array_fits(h->bytes, h->children, h->n_children, 4) || !aspen_array_fits(h->bytes, h->parent_counts, h->n_tiles, 4) ||
       !aspen_array_fits(h->bytes, h->initial, h->n_initial, 4) || !aspen_array_fits(h->bytes, h->blobs, h->blobs_bytes, 1) ||
-      !aspen_array_fits(h->bytes, h->slopes, h->n_slopes, sizeof(struct aspen_slope)))
+      !aspen_array_fits(h->bytes, h->values, h->n_values, sizeof(struct aspen_value)) ||
+      !aspen_array_fits(h->bytes, h->numbers, h->n_numbers, sizeof(struct aspen_number)))
     return "an array reaches beyond the plan";
   if (h->tiles % ASPEN_LINE || h->ops % ASPEN_LINE) return "an array is misaligned";
-  if (h->least > h->most || h->most > INT32_MAX || !h->least != !h->most || (h->n_slopes && !h->most)) return "no range of extents";
+  if (h->n_extents > ASPEN_MAX_EXTENTS || (!h->n_extents && (h->n_values || h->n_numbers))) return "no range of extents";
+  for (uint32_t k = 0; k < ASPEN_MAX_EXTENTS; k++) {
+    uint32_t least = h->least[k], most = h->most[k];
+    if (k >= h->n_extents ? least || most : !least || least > most || most > INT32_MAX) return "no range of extents";
+    if (k < h->n_extents && aspen_extent(aspen_extents_word(h->most, h->n_extents), h->n_extents, k) != most) return "no range of extents";
+  }
   if (!aspen_array_fits(h->arena_bytes, h->arena_counters, h->n_tiles, 4) ||
       !aspen_array_fits(h->arena_bytes, h->arena_executed, h->n_tiles, 4) ||
       !aspen_array_fits(h->arena_bytes, h->arena_next, h->n_tiles, 8) || h->arena_data > h->arena_bytes)
     return "an array reaches beyond the arena";
   return NULL;
-}
-
-/* ------------------------------------------------------------------------------------------------ slopes */
-
-/* Checks slopes, and writes what they make of the operands at the shortest extent into `shortest`, a copy of the operands. An axis that is
- * empty at that extent alone counts as having a length of one: see aspen_bucket_check. */
-static inline const char *aspen_slopes_check(const struct aspen_exec_plan *p, struct aspen_operand *shortest) {
-  const struct aspen_plan_header *h = p->view.header;
-  int64_t less, value;
-  for (const struct aspen_slope *s = p->slopes, *end = s + h->n_slopes; s < end; s++) {
-    const int64_t *longest = aspen_slope_of(s, h, p->operands, p->params);
-    if (!longest) return "a slope belongs to nothing";
-    if (s->rest >= s->every) return "a slope has no steps";
-    const int64_t steps = ((int64_t)(h->most - h->least) + s->rest) / s->every;
-    if (__builtin_mul_overflow(s->per, steps, &less) || __builtin_sub_overflow(*longest, less, &value))
-      return "a slope is too steep";
-    if (s->table == ASPEN_SLOPE_PARAM) continue;
-    if (s->per < 0 || shortest[s->table == ASPEN_SLOPE_OFFSET ? s->index : s->index / ASPEN_RANK].dtype == ASPEN_DT_NONE)
-      return "an operand's slope falls, or there is no operand";
-    if (s->table != ASPEN_SLOPE_OFFSET && value < 0) return "a dimension or stride with a slope is negative at the shortest extent";
-    if (s->table == ASPEN_SLOPE_DIM && value == 0 && *longest > 0) value = 1;
-    *(int64_t *)aspen_slope_of(s, h, shortest, p->params) = value;
-  }
-  return NULL;
-}
-
-/* What holds of the operands at the longest extent (aspen_operands_check) and at the shortest holds between the two. Nothing with a slope
- * falls as the extent rises, and strides that have one are not negative. So the last byte that is touched never falls. Where axes with
- * other strides grow downwards, the first byte lies behind one of those at the two ends. */
-static inline const char *aspen_bucket_check(const struct aspen_exec_plan *p) {
-  struct aspen_operand *shortest = (struct aspen_operand *)malloc(p->n_operands * sizeof *shortest + 1);
-  if (!shortest) return "out of memory";
-  memcpy(shortest, p->operands, p->n_operands * sizeof *shortest);
-  const char *why = aspen_slopes_check(p, shortest);
-  if (!why) why = aspen_operands_check(p->view.header, shortest);
-  free(shortest);
-  return why;
 }
 
 #endif

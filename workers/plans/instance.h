@@ -17,8 +17,8 @@ struct aspen_exec_instance {
   struct aspen_instance_view view; /* This field is the first: the station's table points here. */
   aspen_arg *args;                 /* One for each operand of the plan. */
   const int64_t *params;           /* The plan's, or those in `own`. */
-  int64_t *own;                    /* All operands' dims, strides and offsets, and params, at `extent`. NULL: the plan has one shape. */
-  uint32_t extent;                 /* That of the request that `view.generation` names, or of a request before it. */
+  int64_t *own;                    /* Dims, strides, offsets, params and values at `extent`. NULL: the plan has one shape. */
+  uint32_t extent;                 /* The word of the request that `view.generation` names, or of a request before it. */
   struct aspen_bases bases;
 };
 
@@ -47,32 +47,41 @@ static inline int64_t *aspen_own_params(const struct aspen_exec_instance *e) {
   return aspen_own_offsets(e) + aspen_exec_plan_of(e)->n_operands;
 }
 
-/* Brings everything that has a slope to another extent. It is made of the plan's own numbers, whatever the extent was before. Operands in
- * the request's region get their pointers in aspen_exec_move. */
+static inline int64_t *aspen_own_values(const struct aspen_exec_instance *e) {
+  return aspen_own_params(e) + aspen_exec_plan_of(e)->view.header->n_params;
+}
+
+/* Brings everything that follows from the extents to those of another word. It is made of the plan's own numbers, whatever the extents were
+ * before. Operands in the request's region get their pointers in aspen_exec_move. */
 static inline void aspen_exec_set_extent(struct aspen_exec_instance *e, uint32_t extent) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
-  uint32_t less = p->view.most - extent;
-  int64_t *dims = aspen_own_dims(e), *strides = aspen_own_strides(e);
+  int64_t *dims = aspen_own_dims(e), *strides = aspen_own_strides(e), *value = aspen_own_values(e);
   int64_t *offsets = aspen_own_offsets(e), *params = aspen_own_params(e);
-  for (const struct aspen_slope *s = p->slopes, *end = s + p->view.header->n_slopes; s < end; s++) {
-    uint32_t i = s->index, axis = i % ASPEN_RANK;
-    switch (s->table) {
-      case ASPEN_SLOPE_DIM: dims[i] = p->operands[i / ASPEN_RANK].dims[axis] - aspen_slope_less(s, less); break;
-      case ASPEN_SLOPE_STRIDE: strides[i] = p->operands[i / ASPEN_RANK].strides[axis] - aspen_slope_less(s, less); break;
-      case ASPEN_SLOPE_PARAM: params[i] = p->params[i] - aspen_slope_less(s, less); break;
-      case ASPEN_SLOPE_OFFSET:
-        offsets[i] = p->operands[i].offset - aspen_slope_less(s, less);
+  aspen_values_of(p, extent, value);
+  for (const struct aspen_number *n = p->numbers, *end = n + p->view.header->n_numbers; n < end; n++) {
+    uint32_t i = n->index, axis = i % ASPEN_RANK;
+    switch (n->table) {
+      case ASPEN_NUMBER_DIM: dims[i] = p->operands[i / ASPEN_RANK].dims[axis] - aspen_number_less(p, n, value); break;
+      case ASPEN_NUMBER_STRIDE: strides[i] = p->operands[i / ASPEN_RANK].strides[axis] - aspen_number_less(p, n, value); break;
+      case ASPEN_NUMBER_PARAM: params[i] = p->params[i] - aspen_number_less(p, n, value); break;
+      case ASPEN_NUMBER_RATIO: {
+        double ratio = (double)value[n->value] / (double)value[n->per];
+        memcpy(&params[i], &ratio, sizeof ratio);
+        break;
+      }
+      case ASPEN_NUMBER_OFFSET:
+        offsets[i] = p->operands[i].offset - aspen_number_less(p, n, value);
         if (p->operands[i].space != ASPEN_SPACE_REQUEST) e->args[i].ptr = e->bases.at[p->operands[i].space] + offsets[i];
     }
   }
   e->extent = extent;
 }
 
-/* Makes `own`, at the longest extent. Returns 0 where there is no memory. */
+/* Makes `own`, at the largest extents. Returns 0 where there is no memory. */
 static inline int aspen_exec_own(struct aspen_exec_instance *e) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
-  size_t n = p->n_operands, n_params = p->view.header->n_params;
-  e->own = (int64_t *)malloc((n * (2 * ASPEN_RANK + 1) + n_params + 1) * sizeof *e->own);
+  size_t n = p->n_operands, n_params = p->view.header->n_params, n_values = aspen_values_count(p->view.header);
+  e->own = (int64_t *)malloc((n * (2 * ASPEN_RANK + 1) + n_params + n_values) * sizeof *e->own);
   if (!e->own) return 0;
   for (size_t i = 0; i < n; i++) {
     int64_t *dims = aspen_own_dims(e) + i * ASPEN_RANK, *strides = aspen_own_strides(e) + i * ASPEN_RANK;
@@ -101,7 +110,7 @@ static inline struct aspen_exec_instance *aspen_exec_instance_new(struct aspen_e
       .executed = (uint32_t *)(arena + h->arena_executed),
   };
   e->params = p->params;
-  e->extent = p->view.most;
+  e->extent = p->view.largest;
   e->bases = *bases;
   e->args = (aspen_arg *)calloc(p->n_operands ? p->n_operands : 1, sizeof *e->args);
   if (!e->args) goto bad;
@@ -110,14 +119,14 @@ static inline struct aspen_exec_instance *aspen_exec_instance_new(struct aspen_e
     char *ptr = o->dtype == ASPEN_DT_NONE || o->space == ASPEN_SPACE_REQUEST ? NULL : bases->at[o->space] + o->offset;
     e->args[i] = (aspen_arg){.ptr = ptr, .dims = o->dims, .strides = o->strides, .dtype = o->dtype, .rank = o->rank};
   }
-  if (p->view.most && !aspen_exec_own(e)) goto bad;
+  if (p->view.n_extents && !aspen_exec_own(e)) goto bad;
   return e;
 bad:
   aspen_exec_instance_free(e);
   return NULL;
 }
 
-/* Begins a new request: its operands lie in another region, and it may be of another extent. */
+/* Begins a new request: its operands lie in another region, and its extents may be others. */
 static inline void aspen_exec_move(struct aspen_exec_instance *e, char *request, uint32_t generation, uint32_t extent) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
   if (e->extent != extent) aspen_exec_set_extent(e, extent);
@@ -136,6 +145,6 @@ static inline uint64_t *aspen_exec_next(const struct aspen_exec_instance *e) {
 }
 
 /* Whether the plan's expectation of a tile's time fits this request. It is that of the whole box. */
-static inline int aspen_exec_expected(const struct aspen_exec_instance *e) { return !e->own || e->extent == e->view.plan->most; }
+static inline int aspen_exec_expected(const struct aspen_exec_instance *e) { return !e->own || e->extent == e->view.plan->largest; }
 
 #endif

@@ -3,12 +3,14 @@
 #define ASPEN_LOAD_H
 #include <stdlib.h>
 
+#include "plans/bucket_checks.h"
 #include "plans/checks.h"
 #include "plans/plan.h"
 
 static inline void aspen_exec_plan_free(struct aspen_exec_plan *p) {
   if (!p) return;
   free(p->op);
+  free(p->at_most);
   free(p->request_operand);
   free(p);
 }
@@ -21,8 +23,10 @@ static inline void aspen_exec_plan_view(struct aspen_exec_plan *p, const char *b
       .n_tiles = h->n_tiles,
       .n_initial = h->n_initial,
       .end_tile = h->end_tile,
-      .least = (uint32_t)h->least,
-      .most = (uint32_t)h->most,
+      .n_extents = h->n_extents,
+      .largest = aspen_extents_word(h->most, h->n_extents),
+      .least = {h->least[0], h->least[1], h->least[2]},
+      .most = {h->most[0], h->most[1], h->most[2]},
       .request_bytes = h->request_bytes,
       .header = h,
       .tiles = (const struct aspen_tile *)(base + h->tiles),
@@ -33,7 +37,8 @@ static inline void aspen_exec_plan_view(struct aspen_exec_plan *p, const char *b
   p->operands = (const struct aspen_operand *)(base + h->operands);
   p->ops = (const struct aspen_op *)(base + h->ops);
   p->params = (const int64_t *)(base + h->params);
-  p->slopes = (const struct aspen_slope *)(base + h->slopes);
+  p->values = (const struct aspen_value *)(base + h->values);
+  p->numbers = (const struct aspen_number *)(base + h->numbers);
   p->blobs = base + h->blobs;
   p->n_operands = h->n_operands;
   p->n_weights = h->n_weights;
@@ -65,7 +70,7 @@ static inline struct aspen_exec_plan *aspen_exec_plan_new(const char *base, uint
   if (!p) return NULL;
   aspen_exec_plan_view(p, base, generation);
   if ((*why = aspen_operands_check(h, p->operands)) || (*why = aspen_ops_check(h, p->ops)) || (*why = aspen_tiles_check(h, p))) goto bad;
-  if (h->most && (*why = aspen_bucket_check(p))) goto bad;
+  if (h->n_extents && (*why = aspen_bucket_load(p))) goto bad;
   *why = "out of memory";
   p->op = (struct aspen_exec_op *)calloc(h->n_ops ? h->n_ops : 1, sizeof *p->op);
   p->request_operand = (uint32_t *)calloc(h->n_operands ? h->n_operands : 1, sizeof(uint32_t));

@@ -10,6 +10,7 @@ import msgspec
 from aspen_mp.client.requests.region import Region
 from aspen_mp.control.planning.shape_buckets import slots
 from aspen_mp.control.wire import protocol
+from aspen_mp.shm.extents import extents_of, values_at, word
 
 Key = tuple[Any, ...]
 """Names and shapes of a request's inputs."""
@@ -33,26 +34,32 @@ class KnownBucket:
         """`key`: of the request that `planned` answers."""
         assert planned.bucket is not None
         self._planned = planned
-        self._bucket = planned.bucket
-        axes = planned.bucket.axes
+        self._bucket = bucket = planned.bucket
+        extents = extents_of(planned.extent, len(bucket.most))
+        less = (0, *(extent * bucket.unit for extent in extents))
         self._rest = [
-            (name, tuple((dim - planned.extent if long else dim, long) for dim, long in zip(shape, row, strict=True)))
-            for (name, shape), row in zip(key, axes, strict=True)
+            (name, tuple((dim - less[number], number) for dim, number in zip(shape, row, strict=True)))
+            for (name, shape), row in zip(key, bucket.axes, strict=True)
         ]
-        self._input, self._axis = next((i, axis) for i, row in enumerate(axes) for axis, long in enumerate(row) if long)
+        axes = [(number, i, axis) for i, row in enumerate(bucket.axes) for axis, number in enumerate(row)]
+        self._places = [next((i, axis) for number, i, axis in axes if number == k) for k in range(1, len(extents) + 1)]
+        self._largest = values_at(bucket.values, bucket.most)
         self.idle: dict[int, list[Region]] = {}
         self.lending = Lending()
 
     def at(self, key: Key) -> protocol.Planned | None:
         """What is planned for a request; None where it is none of this bucket."""
-        if len(key) != len(self._rest) or len(key[self._input][1]) <= self._axis:
+        bucket = self._bucket
+        if len(key) != len(self._rest) or any(len(key[i][1]) <= axis for i, axis in self._places):
             return None
-        extent = key[self._input][1][self._axis] - self._rest[self._input][1][self._axis][0]
-        if not self._bucket.least <= extent <= self._bucket.most:
+        extents = [(key[i][1][axis] - self._rest[i][1][axis][0]) // bucket.unit for i, axis in self._places]
+        if not all(a <= e <= b for a, e, b in zip(bucket.least, extents, bucket.most, strict=True)):
             return None
+        more = (0, *(extent * bucket.unit for extent in extents))
         for (name, shape), (own, rest) in zip(key, self._rest, strict=True):
-            if name != own or shape != tuple([dim + extent if long else dim for dim, long in rest]):
+            if name != own or shape != tuple([dim + more[number] for dim, number in rest]):
                 return None
-        planned, less = self._planned, self._bucket.most - extent
-        inputs, outputs = slots(planned.inputs, self._bucket.inputs, less), slots(planned.outputs, self._bucket.outputs, less)
-        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=extent, bucket=None)
+        planned = self._planned
+        less = [large - here for large, here in zip(self._largest, values_at(bucket.values, extents), strict=True)]
+        inputs, outputs = slots(planned.inputs, bucket.inputs, less), slots(planned.outputs, bucket.outputs, less)
+        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=word(extents), bucket=None)

@@ -44,6 +44,7 @@ from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.local_rates import instructions
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
 from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild, StagePlanned
+from aspen_mp.control.planning.shape_buckets import Range
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings._control import MODEL_COUNTS
 from aspen_mp.shm.errors import AspenError, PlanError, RequestError
@@ -378,12 +379,17 @@ class ModelStore:
             "instances": len(plan.segments) - 1,
             "served": self._table.plan(plan.answer.plan)["served"],
             "inputs": {slot.name: list(slot.shape) for slot in plan.answer.inputs},
-            "range": None if plan.served_bucket is None else [plan.served_bucket.least, plan.served_bucket.most],
+            "ranges": [] if plan.served_bucket is None else _ranges(plan.served_bucket.range),
             "bytes": self._bytes(plan.segments),
         }
 
     def _bytes(self, segments: list[int]) -> int:
         return sum(self._segments[segment].nbytes for segment in segments)
+
+
+def _ranges(served: Range) -> list[tuple[int, int]]:
+    """The smallest and the largest of each length that a plan serves."""
+    return [(a * served.unit, b * served.unit) for a, b in zip(served.least, served.most, strict=True)]
 
 
 def _doing(model: Model) -> dict[str, Any] | None:

@@ -178,7 +178,7 @@ def check_model(model: Model) -> None:
     state, begun = model.state, list(model.begun.values())
     background = [plan for plan in begun if plan.background]
     turns = {key for key, plan in model.making.items() if plan.background and not plan.begun}
-    of_buckets = {key for rows in model.buckets.plans.values() for _, _, key in rows}
+    of_buckets = {key for rows in model.buckets.plans.values() for _, key in rows}
     rules = {
         "a model that is loading is waited for, and has no plans": state is not ModelState.LOADING
         or (model.waiting and not (model.users or model.live or model.making or model.loaded)),

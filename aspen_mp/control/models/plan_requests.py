@@ -38,7 +38,7 @@ from aspen_mp.control.models.plan_states import (
 from aspen_mp.control.models.plans import Asker, Model, Plan, not_loaded
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
-from aspen_mp.control.planning.shape_buckets import Axes, ServedBucket, WantedBucket, symbols_of
+from aspen_mp.control.planning.shape_buckets import Axes, Range, ServedBucket, WantedBucket, symbols_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
@@ -137,7 +137,7 @@ class PlanRequests(PlanBuilder):
         job = PlanStage(message.stages, message.capacities, speeds, rates, search, len(message.stages) == 1)
         entry = self.kept(model, job)
         if entry is None and not search and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
-            key = _bucket_key(message.stages[0], bucket, bucket.widest.most)
+            key = _bucket_key(message.stages[0], bucket, bucket.widest)
             entry = self.kept_bucket(model, job, bucket)
         if self.stop_background(model, but=key):
             self._ask_again(model, asker)  # after those who waited for what has been stopped: they may begin what this request needs
@@ -182,7 +182,7 @@ class PlanRequests(PlanBuilder):
         model, bucket = plan.model, plan.job.bucket
         assert bucket is not None
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
-            within = WantedBucket(served.least, served.most, plan.extent(message), bucket.axes)
+            within = WantedBucket(bucket.axes, plan.lengths(message), (served.range,))
             job = PlanStage(message.stages, message.capacities, [], self._setup.rates_name, within=within)
             self._request(Plan(model, key, job, background=True))
 
@@ -191,17 +191,17 @@ class PlanRequests(PlanBuilder):
         Buckets of more than twice the request's length, or less than half of it, are left out."""
         model, bucket = plan.model, plan.job.bucket
         assert bucket is not None
-        extent = plan.extent(asked)
-        if model.begun:
+        if model.begun or len(bucket.lengths) > 1:
             return
-        for other in sorted((served.least - 1, served.most + 1), key=lambda other: abs(other - extent)):
-            if not extent <= 2 * other <= 4 * extent:
+        (length,), (least,), (most,) = plan.lengths(asked), served.range.least, served.range.most
+        for other in sorted((least - 1, most + 1), key=lambda other: abs(other - length)):
+            if not length <= 2 * other <= 4 * length:
                 continue
-            shapes = bucket.at(plan.job.stages[0], other)
+            shapes = bucket.at(plan.job.stages[0], (other,))
             wanted = None if other < POLICY.least_extent or model.buckets.find(shapes) else model.buckets.wanted(shapes)
             if wanted is None:
                 continue
-            key = _bucket_key(shapes, wanted, wanted.widest.most)
+            key = _bucket_key(shapes, wanted, wanted.widest)
             tries = model.ahead.get(key, 0)
             if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
@@ -216,7 +216,7 @@ class PlanRequests(PlanBuilder):
         model, job, bucket = plan.model, plan.job, plan.job.bucket
         plan.live_key = plan.key
         if bucket is not None and plan.served_bucket is not None:
-            plan.live_key = _bucket_key(job.stages[0], bucket, plan.served_bucket.most)
+            plan.live_key = _bucket_key(job.stages[0], bucket, plan.served_bucket.range)
         elif bucket is not None:
             plan.live_key = _key(job)
         old = model.live.get(plan.key) if plan.background else None
@@ -239,7 +239,7 @@ class PlanRequests(PlanBuilder):
         """Have requests find the plan. Waiters that it does not serve ask again."""
         model, job, bucket = plan.model, plan.job, plan.job.bucket
         if bucket is not None and plan.served_bucket is not None:
-            model.buckets.add(job.stages[0], bucket, plan.served_bucket.least, plan.served_bucket.most, plan.live_key)
+            model.buckets.add(job.stages[0], bucket, plan.served_bucket.range, plan.live_key)
         elif bucket is not None:
             model.buckets.refuse(job.stages[0], bucket, plan.no_bucket)
             plan.job = msgspec.structs.replace(job, bucket=None)
@@ -286,9 +286,9 @@ def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     return msgspec.msgpack.encode((asked.stages, asked.capacities))
 
 
-def _bucket_key(binds: Sequence[protocol.Bind], bucket: WantedBucket, most: int) -> bytes:
-    """Return the key of a plan for the extents up to `most`, given the shapes of a request."""
-    return b"range:" + msgspec.msgpack.encode((bucket.at(binds, most), bucket.axes))
+def _bucket_key(binds: Sequence[protocol.Bind], bucket: WantedBucket, one: Range) -> bytes:
+    """Return the key of a plan for a range, given the shapes of the request that asks."""
+    return b"range:" + msgspec.msgpack.encode((bucket.largest(binds, one), bucket.axes, one.unit))
 
 
 def _by_shape(message: protocol.MakePlan) -> bool:

@@ -19,10 +19,11 @@ from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.plan_cache import Entry, WeightFile
 from aspen_mp.control.planning.planner_child import JobProgress, PlannerChild, PlanStage, WeightDirectory
-from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, extent_of
+from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, family, lengths_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError
+from aspen_mp.shm.extents import word
 from aspen_mp.shm.segments import Segment
 
 
@@ -103,7 +104,7 @@ class Plan:
     | `entry`, `arenas` | the plan cache's entry, and the arenas reserved so far; only while the plan is made from the plan cache |
     | `answer` | what clients are told of a published plan, with another `id` each time |
     | `segments` | a published plan's own segment, then its arenas |
-    | `served_bucket` | the bucket that the plan serves; `answer` is that of its longest extent |
+    | `served_bucket` | the bucket that the plan serves; `answer` is that of its largest extents |
     | `no_bucket` | The model has no plan for any bucket of the wanted length. |
     | `cached` | The plan came from the plan cache. |
     | `longest_ns` | how long its longest tile takes |
@@ -134,17 +135,24 @@ class Plan:
         """Whether its making has begun."""
         return self.state is not State.REQUESTED
 
-    def extent(self, asked: protocol.MakePlan) -> int:
-        """Return the request's length within this plan's bucket."""
+    def lengths(self, asked: protocol.MakePlan) -> tuple[int, ...]:
+        """Return the request's lengths in this plan's bucket."""
         bucket = self.job.bucket
         assert bucket is not None
-        return extent_of(asked.stages[0], bucket.axes)
+        return lengths_of(asked.stages[0], bucket.axes)
 
     def serves(self, asked: protocol.MakePlan) -> bool:
         """Whether the finished plan serves a request that waited for it; it may serve less than the wanted bucket."""
         if self.served_bucket is None:
             return self.job.stages == asked.stages
-        return self.served_bucket.least <= self.extent(asked) <= self.served_bucket.most
+        return self._extents(self.served_bucket, asked) is not None
+
+    def _extents(self, served: ServedBucket, asked: protocol.MakePlan) -> tuple[int, ...] | None:
+        """Return the extents of a request that has asked for this plan; None where the plan does not serve them."""
+        assert self.job.bucket is not None
+        one, axes = served.range, self.job.bucket.axes
+        alike = family(asked.stages[0], axes, one.unit) == family(self.job.stages[0], axes, one.unit)
+        return one.extents(self.lengths(asked)) if alike else None
 
     def tell(self, asker: Asker) -> None:
         answer = msgspec.structs.replace(self.answer, id=asker.request)
@@ -152,8 +160,10 @@ class Plan:
         if served is not None:
             assert asker.asked is not None
             assert bucket is not None
-            told = protocol.Bucket(served.least, served.most, bucket.axes, served.inputs, served.outputs)
-            answer = msgspec.structs.replace(answer, extent=self.extent(asker.asked), bucket=told)
+            extents, one = self._extents(served, asker.asked), served.range
+            assert extents is not None
+            told = protocol.Bucket(one.least, one.most, one.unit, bucket.axes, served.values, served.inputs, served.outputs)
+            answer = msgspec.structs.replace(answer, extent=word(extents), bucket=told)
         asker.send(answer)
 
 

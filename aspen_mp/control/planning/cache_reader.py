@@ -20,7 +20,7 @@ def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) ->
     key = plan_cache.plan_key(plans.build, digest, options, *shapes, job.speeds, job.rates, job.bucket, job.within)
     entry = plans.plan(key)
     served_bucket = None if entry is None else entry.note.served_bucket
-    if job.bucket is not None and served_bucket is not None and not served_bucket.least <= job.bucket.extent <= served_bucket.most:
+    if job.bucket is not None and served_bucket is not None and served_bucket.range.extents(job.bucket.lengths) is None:
         return None  # it is for another half of the bucket
     return entry
 

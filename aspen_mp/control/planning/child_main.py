@@ -23,7 +23,7 @@ from aspen_mp.control.memory.arenas_ahead import Ahead
 from aspen_mp.control.planning import cache_writer, plan_cache, plan_checks, shape_buckets
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import WantedBucket
+from aspen_mp.control.planning.shape_buckets import Range, WantedBucket
 from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.planner.job.request import PlanRequest
-    from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, Steps
+    from aspen_mp.planner.plan.bucketed_graph import Axes, BucketedGraph
     from aspen_mp.planner.plan.plan import Plan, TensorInfo
 
 SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -343,18 +343,30 @@ def _of_bucket(
     `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
-    larger = [(ends.least, ends.most) for ends in bucket.choices[:-1]]
-    for least, most in [*larger, *shape_buckets.halves(bucket.least, bucket.most, bucket.extent)]:
-        wanted, longest = _longest(bindings, bucket, least, most)
-        demand: api.Demand = "even" if (least, most) == bucket.wide else "busy" if (least, most) == bucket.broad else "none"
-        try:
-            return api.plan_bucket(model, longest, wanted, demand=demand, **how), False
-        except api.NoBucket as reason:
-            if not reason.elsewhere and demand != "busy":  # where a broad bucket has none, a narrow one may have one
-                return None, True
-        except AspenError:  # the model may not take the longest: positions that there are no embeddings for
+    several, hopeless = len(bucket.lengths) > 1, set()
+    for one in bucket.ranges if several else [*bucket.ranges[:-1], *_halves(bucket)]:
+        if one.unit in hopeless:
             continue
-    return None, False
+        wanted, largest = _largest(bindings, bucket, one)
+        try:
+            return api.plan_bucket(model, largest, wanted, demand=one.demand, **how), False
+        except api.NoBucket as reason:
+            if reason.elsewhere or (one.demand == "busy" and not several):  # where a broad bucket has none, a narrow one may have one
+                continue
+            if not several:
+                return None, True
+            hopeless.add(one.unit)
+        except AspenError:  # the model may not take the longest: positions that there are no embeddings for
+            if several:
+                hopeless.add(one.unit)
+    return None, several and {one.unit for one in bucket.ranges} == hopeless
+
+
+def _halves(bucket: WantedBucket) -> list[Range]:
+    """The narrowest range of a bucket of one length, and ever smaller halves of it."""
+    one = bucket.ranges[-1]
+    ends = shape_buckets.halves(one.least[0], one.most[0], bucket.lengths[0])
+    return [msgspec.structs.replace(one, least=(least,), most=(most,)) for least, most in ends]
 
 
 def _within(
@@ -366,44 +378,49 @@ def _within(
     """A plan for one extent of a bucket, that of `bindings`; None where there is none for the bucket, as this process sees it."""
     from aspen_mp.planner import api
 
-    wanted, longest = _longest(bindings, bucket, bucket.least, bucket.most)
+    one = bucket.widest
+    extents = one.extents(bucket.lengths)
+    assert extents is not None
+    wanted, largest = _largest(bindings, bucket, one)
     try:
-        return api.plan_within(model, longest, wanted, bucket.extent, **how)
+        return api.plan_within(model, largest, wanted, extents, **how)
     except api.NoBucket:
         return None
 
 
-def _longest(
-    bindings: Mapping[str, api.Binding], bucket: WantedBucket, least: int, most: int
-) -> tuple[api.ShapeBucket, dict[str, api.Binding]]:
-    """The bucket from `least` to `most`, and what is bound at its longest extent, given the bindings of a request at `bucket.extent`."""
+def _largest(bindings: Mapping[str, api.Binding], bucket: WantedBucket, one: Range) -> tuple[api.ShapeBucket, dict[str, api.Binding]]:
+    """A range of a bucket, and what is bound at its largest extents, given the bindings of the request that asks."""
     from aspen_mp.planner import api
 
-    wanted = api.ShapeBucket(least, most, {name: tuple(map(int, row)) for name, row in zip(bindings, bucket.axes, strict=True)})
-    longest = {name: replace(bound, shape=wanted.shape(name, bound.shape or (), bucket.extent, most)) for name, bound in bindings.items()}
-    return wanted, longest
+    here = tuple(length // one.unit for length in bucket.lengths)
+    steps = {number: tuple(one.unit * (k == number) for k in range(1, len(here) + 1)) for number in range(len(here) + 1)}
+    per = {name: tuple(steps[number] for number in row) for name, row in zip(bindings, bucket.axes, strict=True)}
+    wanted = api.ShapeBucket(one.least, one.most, per)
+    return wanted, {name: replace(bound, shape=wanted.shape(name, bound.shape or (), here, one.most)) for name, bound in bindings.items()}
 
 
 def _made_bucket(result: api.StageResult, bucket: WantedBucket | None) -> WantedBucket | None:
     """The bucket that a plan was made for, which may be for a part of it."""
     if bucket is None or result.bucketed is None:
         return None
-    found = result.bucketed.bucket
-    return next((choice for choice in bucket.choices if (choice.least, choice.most) == (found.least, found.most)), bucket.choices[-1])
+    served = _range_of(result.bucketed)
+    ends = (served.least, served.most, served.unit)
+    return next(
+        (choice for choice in bucket.choices if (choice.widest.least, choice.widest.most, choice.widest.unit) == ends), bucket.choices[-1]
+    )
+
+
+def _range_of(bucketed: BucketedGraph) -> Range:
+    bucket = bucketed.bucket
+    return Range(bucket.least, bucket.most, max((step for rows in bucket.per.values() for row in rows for step in row), default=1))
 
 
 def _served(bucketed: BucketedGraph) -> shape_buckets.ServedBucket:
-    def rows(found: Sequence[Steps]) -> list[list[protocol.Steps]]:
-        return [
-            [
-                protocol.Steps(axis, per, every, rest)
-                for axis, (per, every, rest) in enumerate(zip(s.per.tolist(), s.every.tolist(), s.rest.tolist(), strict=True))
-                if per
-            ]
-            for s in found
-        ]
+    def rows(found: Sequence[Axes]) -> list[list[protocol.Follows]]:
+        return [[protocol.Follows(axis, follows.value, follows.per) for axis, follows in axes] for axes in found]
 
-    return shape_buckets.ServedBucket(bucketed.bucket.least, bucketed.bucket.most, rows(bucketed.shapes[0]), rows(bucketed.shapes[1]))
+    inputs, outputs = bucketed.shapes
+    return shape_buckets.ServedBucket(_range_of(bucketed), list(bucketed.expressions.rows), rows(inputs), rows(outputs))
 
 
 def _stays(message: PlanStage) -> bool:

@@ -145,9 +145,9 @@ def plan_key(
 ) -> str:
     """The name of a plan."""
     if bucket is None:
-        beside = () if within is None else (within.least, within.most, within.axes)
+        beside = () if within is None else (within.ranges, within.axes)
         return _name("plan", build, digest, list(options), stages, capacities, speeds, rates, *beside)
-    shapes = (bucket.at(stages[0], bucket.most), bucket.axes, bucket.least)
+    shapes = (bucket.largest(stages[0], bucket.widest), bucket.axes, bucket.widest)
     return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
 
 

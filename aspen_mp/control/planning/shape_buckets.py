@@ -1,9 +1,10 @@
-"""Shape buckets: which requests may share a plan, those whose shapes differ by one length alone.
+"""Shape buckets: which requests may share a plan, those whose shapes differ by a few lengths alone.
 
-A model does not say which of its dimensions go together (a text's tokens, or past keys and all keys at each step of a decoder), requests
-do: where the dimensions in which two of them differ all differ by the same number, those are one length. Its *extent* is the smallest of
-them. A *shape bucket* is a range of extents that one plan serves; buckets are so large that few are needed, and so small that what is
-planned for the longest extent fits the others (`planner/job/bucket_policy.py`). Light: see `cache_reader`.
+A model does not say which of its dimensions go together (a text's tokens, or past keys and all keys of a decoder). Requests do: dimensions
+in which two of them differ by the same number are one length. Requests may differ by up to three lengths, such as height and width of a
+picture. A length is the smallest of its dimensions. A *shape bucket* is a range of each length that one plan serves. Buckets are so large
+that few are needed, and so small that a plan for the largest lengths fits the others (`planner/job/bucket_policy.py`). A plan counts
+lengths in steps of `unit`: its *extents*. Light: see `cache_reader`.
 """
 
 from __future__ import annotations
@@ -12,60 +13,73 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import gcd, prod
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from aspen_mp.control.wire.protocol import Bind, Slot, Steps
+from aspen_mp.control.wire.protocol import Bind, Follows, Slot
 from aspen_mp.planner.job.bucket_policy import POLICY
+from aspen_mp.shm import extents
 from aspen_mp.shm.bindings import _tables
 
 _BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_ROWS}
 
-Axes = tuple[tuple[bool, ...], ...]
-"""Of each axis of each input, whether the length is in it."""
+Axes = tuple[tuple[int, ...], ...]
+"""The number of the length in each axis of each input, from 1 on; 0: none."""
+Lengths = tuple[int, ...]
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """Extents from `least` to `most`, each step of which is `unit` of a length. `demand`: what else the plan has to be (`planner.api`)."""
+
+    least: Lengths
+    most: Lengths
+    unit: int = 1
+    demand: Literal["none", "even", "busy"] = "none"
+
+    def extents(self, lengths: Lengths) -> Lengths | None:
+        """Those of a request with these lengths; None where they are outside."""
+        found = tuple(length // self.unit for length in lengths)
+        return found if all(a <= e <= b for a, e, b in zip(self.least, found, self.most, strict=True)) else None
 
 
 class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket to make a plan for: its extents, the extent of the request that asks, and which axes of which inputs the length is in.
+    """A bucket to make a plan for. `lengths`: of the request that asks. `axes`: which axes of which inputs they are in. `ranges`: which
+    extents the plan may serve, in the order in which they are tried."""
 
-    `wide`: a larger bucket, for a model whose time goes into what does not have the length: a decoder's step, whose products do not.
-    `broad`: one for models whose plan for its longest extent suits its shortest, too."""
-
-    least: int
-    most: int
-    extent: int
     axes: Axes
-    wide: tuple[int, int] | None = None
-    broad: tuple[int, int] | None = None
+    lengths: Lengths
+    ranges: tuple[Range, ...]
 
     @property
     def choices(self) -> list[WantedBucket]:
-        """The same for each of these buckets alone, in the order in which they are tried."""
-        found = dict.fromkeys([self.wide, self.broad, (self.least, self.most)])
-        return [WantedBucket(*ends, self.extent, self.axes) for ends in found if ends is not None]
+        """The same for each range alone."""
+        return [WantedBucket(self.axes, self.lengths, (one,)) for one in self.ranges]
 
     @property
-    def widest(self) -> WantedBucket:
-        return self.choices[0]
+    def widest(self) -> Range:
+        return self.ranges[0]
 
-    def at(self, binds: Sequence[Bind], extent: int) -> list[Bind]:
-        """The shapes of a request with this extent, given those of the one that asks."""
+    def at(self, binds: Sequence[Bind], lengths: Lengths) -> list[Bind]:
+        """The shapes of a request with these lengths, given those of the one that asks."""
+        more = (0, *(b - a for a, b in zip(self.lengths, lengths, strict=True)))
         return [
-            msgspec.structs.replace(
-                bind, shape=[dim + (extent - self.extent if long else 0) for dim, long in zip(bind.shape, row, strict=True)]
-            )
+            msgspec.structs.replace(bind, shape=[dim + more[number] for dim, number in zip(bind.shape, row, strict=True)])
             for bind, row in zip(binds, self.axes, strict=True)
         ]
 
+    def largest(self, binds: Sequence[Bind], one: Range) -> list[Bind]:
+        """The shapes of the largest request of a range, given those of the one that asks."""
+        return self.at(binds, tuple(e * one.unit + length % one.unit for e, length in zip(one.most, self.lengths, strict=True)))
+
 
 class ServedBucket(msgspec.Struct, frozen=True, array_like=True):
-    """The bucket that a plan serves, and how the shapes of its inputs and outputs change with the extent."""
+    """The bucket that a plan serves, and how the shapes of its inputs and outputs follow from the extents."""
 
-    least: int
-    most: int
-    inputs: list[list[Steps]]
-    outputs: list[list[Steps]]
+    range: Range
+    values: list[extents.Row]
+    inputs: list[list[Follows]]
+    outputs: list[list[Follows]]
 
 
 def narrow_bucket(extent: int) -> tuple[int, int] | None:
@@ -86,6 +100,14 @@ def broad_bucket(extent: int) -> tuple[int, int] | None:
     least, most = POLICY.least_extent, 2 * POLICY.short_extent - 1
     while extent > most:
         least, most = most + 1, POLICY.broad_factor * (most + 1) - 1
+    return least, most
+
+
+def side_bucket(extent: int, factor: int) -> tuple[int, int]:
+    """Return as `narrow_bucket` the bucket of one of several lengths. Each ends at `factor` times the end of the one before."""
+    least, most = POLICY.least_extent, POLICY.short_side
+    while extent > most:
+        least, most = most + 1, factor * most
     return least, most
 
 
@@ -112,23 +134,41 @@ def halves(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
 
 
 def difference(one: Sequence[Bind], two: Sequence[Bind]) -> Axes | None:
-    """Return the axes of the one length in which the shapes of two requests differ; None where it is none, or more."""
+    """Return the axes of the lengths in which the shapes of two requests differ; None where they differ otherwise, or by too many."""
     if [(a.name, a.dtype, len(a.shape)) for a in one] != [(b.name, b.dtype, len(b.shape)) for b in two]:
         return None
-    steps = {b - a for x, y in zip(one, two, strict=True) for a, b in zip(x.shape, y.shape, strict=True) if a != b}
-    if len(steps) != 1:
-        return None
-    return tuple(tuple(a != b for a, b in zip(x.shape, y.shape, strict=True)) for x, y in zip(one, two, strict=True))
+    rows = [[b - a for a, b in zip(x.shape, y.shape, strict=True)] for x, y in zip(one, two, strict=True)]
+    numbers = {0: 0}
+    for step in (step for row in rows for step in row):
+        numbers.setdefault(step, len(numbers))
+    return tuple(tuple(numbers[step] for step in row) for row in rows) if 2 <= len(numbers) <= extents.MOST_EXTENTS + 1 else None
 
 
-def extent_of(binds: Sequence[Bind], axes: Axes) -> int:
-    return min(dim for bind, row in zip(binds, axes, strict=True) for dim, long in zip(bind.shape, row, strict=True) if long)
+def count(axes: Axes) -> int:
+    """How many lengths there are."""
+    return max((number for row in axes for number in row), default=0)
+
+
+def lengths_of(binds: Sequence[Bind], axes: Axes) -> Lengths:
+    """Return the lengths of a request, each of which is the smallest of its dimensions."""
+    found = [(number, dim) for bind, row in zip(binds, axes, strict=True) for dim, number in zip(bind.shape, row, strict=True)]
+    return tuple(min(dim for number, dim in found if number == k) for k in range(1, count(axes) + 1))
 
 
 def symbols_of(shapes: Sequence[Sequence[int | str] | None]) -> list[Axes]:
     """Return the axes of each name that a model's inputs, of these shapes, have for dimensions."""
     names = dict.fromkeys(dim for shape in shapes for dim in shape or () if isinstance(dim, str) and dim)
-    return [tuple(tuple(dim == name for dim in shape or ()) for shape in shapes) for name in names]
+    return [tuple(tuple(int(dim == name) for dim in shape or ()) for shape in shapes) for name in names]
+
+
+def _together(found: Sequence[Axes]) -> Axes | None:
+    """Several lengths as one set of axes; None where there are too few or too many, or two are in one axis."""
+    if not 2 <= len(found) <= extents.MOST_EXTENTS:
+        return None
+    inputs = [list(zip(*rows, strict=True)) for rows in zip(*found, strict=True)]
+    if any(sum(map(bool, axis)) > 1 for axes in inputs for axis in axes):
+        return None
+    return tuple(tuple(sum(k * bool(number) for k, number in enumerate(axis, 1)) for axis in axes) for axes in inputs)
 
 
 def _changed(one: Sequence[Bind], two: Sequence[Bind], axes: Axes) -> bool:
@@ -140,56 +180,59 @@ def _changed(one: Sequence[Bind], two: Sequence[Bind], axes: Axes) -> bool:
     return len(steps) == 1 and steps != {0}
 
 
-def family(binds: Sequence[Bind], axes: Axes, extent: int) -> bytes:
-    """Return what requests have in common that differ by the extent alone."""
+def family(binds: Sequence[Bind], axes: Axes, unit: int = 1) -> bytes:
+    """Return what requests have in common that differ by these lengths alone, each by a multiple of `unit`."""
+    less = (0, *(length // unit * unit for length in lengths_of(binds, axes)))
     rows = [
-        (bind.name, bind.dtype, [dim - extent if long else dim for dim, long in zip(bind.shape, row, strict=True)], row)
+        (bind.name, bind.dtype, [dim - less[number] for dim, number in zip(bind.shape, row, strict=True)], row)
         for bind, row in zip(binds, axes, strict=True)
     ]
-    return msgspec.msgpack.encode(rows)
+    return msgspec.msgpack.encode((rows, unit))
 
 
-def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) -> list[Slot]:
-    """Return inputs or outputs at an extent that is so much smaller."""
+def slots(largest: Sequence[Slot], follows: Sequence[Sequence[Follows]], less: Sequence[int]) -> list[Slot]:
+    """Return inputs or outputs where each value is smaller by `less`."""
     out = []
-    for slot, row in zip(at_most, steps, strict=True):
+    for slot, row in zip(largest, follows, strict=True):
         shape = list(slot.shape)
-        for step in row:
-            shape[step.axis] -= step.per * ((less + step.rest) // step.every)
+        for one in row:
+            shape[one.axis] -= one.per * less[one.value]
         nbytes = slot.nbytes // max(prod(slot.shape), 1) * prod(shape)
         out.append(Slot(slot.name, slot.dtype, shape, slot.offset, nbytes))
     return out
 
 
+Place = tuple[bytes, Lengths, int]
+"""A bucket: what its requests have in common, its smallest extents, and its unit."""
+
+
 @dataclass(slots=True)
 class Buckets:
-    """The buckets of a model: `plans` by what their requests have in common (`family`), each (least, most, key of the plan); the buckets
+    """The buckets of a model: `plans` by what their requests have in common (`family`), each a range and the key of the plan; the buckets
     for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that
     have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by."""
 
-    plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
-    refused: set[tuple[bytes, int]] = field(default_factory=set)
+    plans: dict[bytes, list[tuple[Range, bytes]]] = field(default_factory=dict)
+    refused: set[Place] = field(default_factory=set)
     narrow: set[Axes] = field(default_factory=set)
-    split: set[tuple[bytes, int]] = field(default_factory=set)
+    split: set[Place] = field(default_factory=set)
     hopeless: set[Axes] = field(default_factory=set)
     lengths: list[Axes] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
 
     def learn(self, binds: list[Bind], symbols: Sequence[Axes] = ()) -> None:
         """A request has these shapes. `symbols`: the axes that the model itself gives one name each. Where several of them have changed at
-        once, the longest is the length, unless there is no plan for it."""
+        once, a plan may serve them together; if there is none, the longest is the length."""
         if any(binds == known for known in self.shapes):
             return
         found: list[Axes] = []
-        for known in reversed(self.shapes):
-            axes = difference(known, binds)
-            if axes is not None:
-                found.append(axes)
-                break
         if self.shapes:
             changed = [axes for axes in symbols if _fits(binds, axes) and _changed(self.shapes[-1], binds, axes)]
-            found += sorted(changed, key=partial(extent_of, binds), reverse=True)
-        self.lengths += [axes for axes in dict.fromkeys(found) if axes not in self.lengths]
+            together = _together(changed)
+            found += ([] if together is None else [together]) + sorted(changed, key=partial(lengths_of, binds), reverse=True)
+        apart = [axes for known in reversed(self.shapes) if (axes := difference(known, binds)) is not None]
+        alone = [axes for axes in apart if count(axes) == 1]
+        self.lengths += [axes for axes in dict.fromkeys([*alone[:1], *(found or apart[:1])]) if axes not in self.lengths]
         self.shapes.append(binds)
         del self.shapes[: -POLICY.remembered_shapes]
 
@@ -198,10 +241,11 @@ class Buckets:
         for axes in self.lengths:
             if not _fits(binds, axes):
                 continue
-            extent = extent_of(binds, axes)
-            for least, most, key in self.plans.get(family(binds, axes, extent), ()):
-                if least <= extent <= most:
-                    return key
+            lengths = lengths_of(binds, axes)
+            for unit in (1, POLICY.coarse_unit):
+                for served, key in self.plans.get(family(binds, axes, unit), ()):
+                    if served.extents(lengths) is not None:
+                        return key
         return None
 
     def wanted(self, binds: Sequence[Bind]) -> WantedBucket | None:
@@ -211,18 +255,43 @@ class Buckets:
         for axes in self.lengths:
             if not _fits(binds, axes) or axes in self.hopeless:
                 continue
-            extent = extent_of(binds, axes)
-            found = narrow_bucket(extent)
-            if found is not None and self._few(found, axes):
-                continue
-            if found is not None and (family(binds, axes, extent), found[0]) not in self.refused:
-                bucket = WantedBucket(*found, extent, axes)
-                wide = None if axes in self.narrow else wide_bucket(extent, partial(_grows, binds, bucket))
-                broad = broad_bucket(extent)
-                if broad is not None and (family(binds, axes, extent), broad[0]) in self.split:
-                    broad = None
-                return msgspec.structs.replace(bucket, wide=None if wide == found else wide, broad=None if broad == found else broad)
+            lengths = lengths_of(binds, axes)
+            ranges = self._sides(binds, axes, lengths) if count(axes) > 1 else self._ranges(binds, axes, lengths)
+            if ranges and (family(binds, axes, ranges[-1].unit), ranges[-1].least, ranges[-1].unit) not in self.refused:
+                return WantedBucket(axes, lengths, tuple(ranges))
         return None
+
+    def _ranges(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
+        """Ranges of one length. A wide one suits a model whose time goes into what does not have the length. A broad one suits models whose
+        plan for the longest extent fits the shortest. The last is narrow."""
+        (length,) = lengths
+        found = narrow_bucket(length)
+        if found is None or self._few(found, axes):
+            return []
+        wide = None if axes in self.narrow else wide_bucket(length, partial(_grows, binds, WantedBucket(axes, lengths, ())))
+        broad = broad_bucket(length)
+        if broad is not None and (family(binds, axes), (broad[0],), 1) in self.split:
+            broad = None
+        chosen: dict[tuple[int, int], Range] = {}
+        for ends, demand in ((found, "none"), (broad, "busy"), (wide, "even")):
+            if ends is not None and ends not in chosen:
+                chosen[ends] = Range((ends[0],), (ends[1],), 1, demand)  # type: ignore[arg-type]
+        return list(reversed(chosen.values()))
+
+    def _sides(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
+        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such."""
+        found = []
+        for unit in (1, POLICY.coarse_unit):
+            if min(lengths) < POLICY.least_extent or any(length % unit for length in lengths):
+                continue
+            for factor in POLICY.side_factors:
+                ends = [side_bucket(length, factor) for length in lengths]
+                least, most = (tuple(end[k] for end in ends) for k in range(2))
+                one = Range(tuple(-(-a // unit) for a in least), tuple(b // unit for b in most), unit, "busy")
+                fits = all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
+                if fits and one.extents(lengths) is not None and (family(binds, axes, unit), one.least, unit) not in self.split:
+                    found.append(one)
+        return found
 
     def _few(self, found: tuple[int, int], axes: Axes) -> bool:
         """Whether requests have shown that lengths of these axes come in steps of which a bucket holds few."""
@@ -232,25 +301,30 @@ class Buckets:
         stepped = len(lengths) >= POLICY.stepped_lengths and step >= POLICY.least_step
         return stepped and held < POLICY.worth_lengths * step
 
-    def add(self, binds: Sequence[Bind], bucket: WantedBucket, least: int, most: int, key: bytes) -> None:
-        if bucket.wide is not None and (least, most) != bucket.wide:
-            self.narrow.add(bucket.axes)
-        if bucket.broad is not None and (least, most) not in (bucket.wide, bucket.broad):
-            self.split.add((family(binds, bucket.axes, bucket.extent), bucket.broad[0]))
-        known = self.plans.setdefault(family(binds, bucket.axes, bucket.extent), [])
-        if (least, most, key) not in known:
-            known.append((least, most, key))
+    def add(self, binds: Sequence[Bind], bucket: WantedBucket, served: Range, key: bytes) -> None:
+        """There is a plan for a part of a bucket. Ranges that were tried before are not tried again."""
+        for one in bucket.ranges[:-1]:
+            if (one.least, one.most, one.unit) == (served.least, served.most, served.unit):
+                break
+            if one.demand == "even":
+                self.narrow.add(bucket.axes)
+            else:
+                self.split.add((family(binds, bucket.axes, one.unit), one.least, one.unit))
+        known = self.plans.setdefault(family(binds, bucket.axes, served.unit), [])
+        if (served, key) not in known:
+            known.append((served, key))
 
     def refuse(self, binds: Sequence[Bind], bucket: WantedBucket, no_bucket: bool) -> None:
         """There is no plan for this bucket; `no_bucket`: for none of the length."""
         if no_bucket:
             self.hopeless.add(bucket.axes)
-        self.refused.add((family(binds, bucket.axes, bucket.extent), bucket.least))
+        last = bucket.ranges[-1]
+        self.refused.add((family(binds, bucket.axes, last.unit), last.least, last.unit))
 
     def drop(self, key: bytes) -> None:
         """The plan has gone."""
         for rows in self.plans.values():
-            rows[:] = [row for row in rows if row[2] != key]
+            rows[:] = [row for row in rows if row[1] != key]
 
 
 def _fits(binds: Sequence[Bind], axes: Axes) -> bool:
@@ -259,5 +333,5 @@ def _fits(binds: Sequence[Bind], axes: Axes) -> bool:
 
 def _grows(binds: Sequence[Bind], bucket: WantedBucket, least: int, most: int) -> int:
     """Bytes by which inputs are larger at `most`."""
-    long, short = (bucket.at(binds, extent) for extent in (most, least))
+    long, short = (bucket.at(binds, (length,)) for length in (most, least))
     return sum(_BYTES.get(a.dtype, 0) * (prod(a.shape) - prod(b.shape)) for a, b in zip(long, short, strict=True))

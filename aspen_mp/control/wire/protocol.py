@@ -306,29 +306,32 @@ class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     nbytes: int
 
 
-class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """How an axis of an input or output shrinks: by `per` at every `every`-th extent, `rest` of which are over where it is longest."""
+class Follows(msgspec.Struct, frozen=True, array_like=True):
+    """An axis of an input or output that is `per` longer for each step of a value."""
 
     axis: int
+    value: int
     per: int
-    every: int
-    rest: int
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """The extents that a plan serves, which axes of which inputs of a request they are in, and how inputs and outputs shrink with them."""
+    """The extents that a plan serves. `axes`: the number of the extent that each axis of each input grows with, from 1 on; 0: it is
+    always the same. `unit`: by how much it grows with each step. `values`: what follows from the extents, as
+    `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their axes that follow from values."""
 
-    least: int
-    most: int
-    axes: tuple[tuple[bool, ...], ...]
-    inputs: list[list[Steps]]
-    outputs: list[list[Steps]]
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+    unit: int
+    axes: tuple[tuple[int, ...], ...]
+    values: list[tuple[int, int, int, int, int, int]]
+    inputs: list[list[Follows]]
+    outputs: list[list[Follows]]
 
 
 class Planned(Message):
     """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `bucket`: the other
-    requests that such a plan serves, with `inputs` and `outputs` where they are longest. `extent`: the number that requests of these shapes
-    give to it (0: to one that leaves no dimension open). `often`: after how many of them it is worth being replaced by one of their own
+    requests that such a plan serves, with `inputs` and `outputs` where they are largest. `extent`: the word of the extents of these
+    shapes (0: of a plan that leaves no dimension open). `often`: after how many of them it is worth being replaced by one of their own
     (`MakePlan.often`)."""
 
     id: int

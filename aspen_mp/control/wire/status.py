@@ -143,7 +143,7 @@ class Step(Document):
 
 
 class LivePlan(Document):
-    """A plan in use. `range`: the lengths that it serves; `served`: requests so far."""
+    """A plan in use. `ranges`: the smallest and the largest of each length that it serves; empty: one shape; `served`: requests so far."""
 
     plan: int
     dynamic: bool
@@ -152,7 +152,7 @@ class LivePlan(Document):
     instances: int
     served: int
     inputs: dict[str, list[int]]
-    range: tuple[int, int] | None
+    ranges: list[tuple[int, int]]
     bytes: int
 
 

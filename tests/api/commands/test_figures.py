@@ -183,6 +183,19 @@ def test_lengths(tmp_path: Path) -> None:
     assert not found.failed
 
 
+def test_sizes(tmp_path: Path) -> None:
+    options = ("--requests", "5", "--least", "33", "--most", "64", "--threads", "1", "--engines", "aspen-mp,onnxruntime")
+    found = figure(tmp_path, "sizes", "resnet18@image=64", *options, quick=())
+    assert found.case == "resnet18, sides 33 to 64"
+    assert len(found.sizes) == 5
+    assert all(33 <= side <= 64 for size in found.sizes for side in size)
+    for e in found.found:
+        assert len(e.seconds) == 10
+        assert found.new(e) + found.again(e) == e.seconds
+    assert set(found.ratios()) == {"onnxruntime"}
+    assert not found.failed
+
+
 def test_steps_of_a_decoder(tmp_path: Path) -> None:
     case = f"smollm2_135m@{TEXTS},inner=96,kv_heads=2"
     found = figure(tmp_path, "lengths", case, "--decode", "4", "--engines", "onnxruntime,aspen-mp", quick=())

@@ -3,6 +3,8 @@ get a plan of their own."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +51,7 @@ def used(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
 
 def buckets(runtime: aspen_mp.Runtime) -> list[list[int]]:
     """Of plans in use. How large they are depends on what a machine takes for longer texts."""
-    return [plan["range"] for plan in used(runtime) if plan["range"] is not None]
+    return [plan["ranges"] for plan in used(runtime) if plan["ranges"]]
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -66,7 +68,7 @@ def test_many_lengths_few_plans(runtime: aspen_mp.Runtime, text: onnx.ModelProto
         found = model.run(feeds)
         assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
         assert found["last_hidden_state"].shape[1] == n
-    ((least, most),) = buckets(runtime)
+    (((least, most),),) = buckets(runtime)
     assert least <= 32
     assert most >= 47
     assert len(used(runtime)) == 2  # and that of the first length
@@ -79,13 +81,13 @@ def test_buckets_beside_those_that_are_used_are_there_before_they_are_asked_for(
     def found() -> list[dict[str, Any]]:
         for n in range(33, 44):
             model.run(tokens(n))
-        return [plan for plan in plans(runtime) if plan["range"] is not None and not plan["served"]]
+        return [plan for plan in plans(runtime) if plan["ranges"] and not plan["served"]]
 
     for n in (33, 34, 41, 40, 35, 43, 39, 42, 36):
         model.run(tokens(n))
     wait_for(found)
     other = found()[0]
-    n = max(other["range"][0], 2)
+    n = max(other["ranges"][0][0], 2)
     feeds = tokens(n)
     result = model.run(feeds)
     assert error_of([result[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
@@ -120,7 +122,7 @@ def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.Mod
     for n, want in shared.items():
         alone.prepare({name: value.shape for name, value in tokens(n).items()})
         found = alone.run(tokens(n))
-        assert any(plan["range"] is None and plan["inputs"]["input_ids"] == [1, n] for plan in plans(runtime))
+        assert any(not plan["ranges"] and plan["inputs"]["input_ids"] == [1, n] for plan in plans(runtime))
         for name in want:
             assert np.array_equal(found[name], want[name])
 
@@ -162,7 +164,7 @@ def test_a_length_that_comes_often_gets_a_plan_of_its_own(
     def own() -> bool:
         for _ in range(10):
             assert np.array_equal(model.run(tokens(40))["last_hidden_state"], want)
-        return any(plan["range"] is None and plan["inputs"]["input_ids"] == [1, 40] and plan["served"] for plan in plans(runtime))
+        return any(not plan["ranges"] and plan["inputs"]["input_ids"] == [1, 40] and plan["served"] for plan in plans(runtime))
 
     wait_for(own)
     (mine,) = [plan for plan in plans(runtime) if plan["inputs"]["input_ids"] == [1, 40]]
@@ -210,7 +212,7 @@ def test_buckets_are_in_the_plan_cache(folder: Path, text: onnx.ModelProto) -> N
             model = runtime.load(data)
             model.run(tokens(9))
             results.append([model.run(tokens(n))["last_hidden_state"] for n in (40, 35, 47)])
-            found = {str(plan["range"]): plan["cached"] for plan in plans(runtime)}
+            found = {str(plan["ranges"]): plan["cached"] for plan in plans(runtime)}
             wait_for(lambda: len(list((folder / "plans").glob("*.aspen"))) >= 2)
     assert len(found) == 2
     assert all(found.values())
@@ -252,7 +254,7 @@ def test_two_plans_besides_the_first_for_all_lengths_of_texts(runtime: aspen_mp.
         feeds = tokens(n)
         found = model.run(feeds)
         assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
-    alone = [plan for plan in used(runtime) if plan["range"] is None]
+    alone = [plan for plan in used(runtime) if not plan["ranges"]]
     assert len(alone) == 2  # of the first length, and of one token, which may be broadcast
     assert len(buckets(runtime)) <= 2
 
@@ -263,4 +265,43 @@ def test_batch_and_length_change_at_once(runtime: aspen_mp.Runtime, text: onnx.M
         feeds = tokens(n, batch)
         found = model.run(feeds)
         assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
-    assert len(used(runtime)) == 3  # the first, and one for each batch
+    assert len(used(runtime)) <= 5  # the first, and four ranges of lengths, each for both batches
+
+
+@pytest.fixture(scope="module")
+def pictures() -> onnx.ModelProto:
+    """A network that takes pictures of any size."""
+    model = models.build("resnet18", symbolic=True, **models.miniature("resnet18"))
+    for dim, side in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("height", "width"), strict=True):
+        dim.dim_param = side
+    reference(model.SerializeToString(), {model.graph.input[0].name: picture(64, 64)})
+    return model
+
+
+def picture(height: int, width: int, batch: int = 1) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(height * width).standard_normal((batch, 3, height, width)).astype(np.float32)
+
+
+def test_pictures_of_ever_new_sizes_share_a_plan(runtime: aspen_mp.Runtime, pictures: onnx.ModelProto) -> None:
+    model, data = runtime.load(pictures), pictures.SerializeToString()
+    name = pictures.graph.input[0].name
+    for sides in ((80, 61), (101, 97), (160, 41), (63, 158), (42, 43), (77, 160), (159, 159), (120, 88)):
+        feeds = {name: picture(*sides)}
+        found = model.run(feeds)
+        assert error_of([found[v.name] for v in pictures.graph.output], reference(data, feeds)) <= LIMIT
+    assert [plan["ranges"] for plan in used(runtime)] == [[], [(41, 160), (41, 160)]] or len(used(runtime)) <= 4
+
+
+def test_pictures_of_several_sizes_at_once(runtime: aspen_mp.Runtime, pictures: onnx.ModelProto) -> None:
+    """Instances of one plan run at different sizes; a worker that is killed takes nothing with it."""
+    model = runtime.load(pictures, instances=3)
+    name = pictures.graph.input[0].name
+    model.run({name: picture(50, 70)})
+    sides = [(48, 64), (90, 41), (100, 131), (60, 60), (41, 160)]
+    wanted = [next(iter(model.run({name: picture(*side)}).values())) for side in sides]
+    with ThreadPoolExecutor(5) as pool:
+        for _ in range(6):
+            found = list(pool.map(lambda side: next(iter(model.run({name: picture(*side)}).values())), sides))
+            os.kill(runtime.status()["workers"][0]["pid"], signal.SIGKILL)
+            for one, other in zip(found, wanted, strict=True):
+                assert np.array_equal(one, other)

@@ -1,5 +1,5 @@
-"""Plans of shape buckets by hand: a graph's plan at the longest extent, with slopes from the same graph one shorter. What they must give at
-other extents, plans for one extent of the graph say."""
+"""Plans of shape buckets by hand: a graph's plan at the longest extent, with numbers from the same graph one shorter. Plans for one extent
+of the graph say what they must give at others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.layout.storage import assign_storage, item_bytes
 from aspen_mp.planner.plan.plan import Plan, TensorInfo
-from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
+from aspen_mp.shm.extents import word
+from aspen_mp.shm.tables import LIMITS, NUMBER, NUMBER_TABLES
 from aspen_mp.workers._dse import PlanRunner
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,16 +36,16 @@ def bucketed(make: Make, least: int, most: int, seed: int = 1, barriers: bool = 
     """`barriers`: for graphs whose tiles need other tiles at another extent."""
     plan, shorter, shortest = (single(make, most - k, seed, barriers) for k in range(3))
     assert (plan.ops["kernel"] == shorter.ops["kernel"]).all(), "another extent, other kernels"
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
     for table, name in (("DIM", "dims"), ("STRIDE", "strides")):
         change = plan.operands[name] - shorter.operands[name]
         change[change != shorter.operands[name] - shortest.operands[name]] = 0  # a square of the extent: there is room between rows
-        rows += [(SLOPE_TABLES[table], 1, 0, o * LIMITS["rank"] + a, int(change[o, a])) for o, a in np.argwhere(change)]
+        rows += [(NUMBER_TABLES[table], 0, o * LIMITS["rank"] + a, int(change[o, a])) for o, a in np.argwhere(change)]
     change = np.array(_within(make, most)) - np.array(_within(make, most - 1))
-    rows += [(SLOPE_TABLES["OFFSET"], 1, 0, int(o), int(change[o])) for o in np.flatnonzero(change)]
+    rows += [(NUMBER_TABLES["OFFSET"], 0, int(o), int(change[o])) for o in np.flatnonzero(change)]
     change = plan.params - shorter.params
-    rows += [(SLOPE_TABLES["PARAM"], 1, 0, int(k), int(change[k])) for k in np.flatnonzero(change)]
-    plan.slopes, plan.least, plan.most = np.array(rows, SLOPE), least, most
+    rows += [(NUMBER_TABLES["PARAM"], 0, int(k), int(change[k])) for k in np.flatnonzero(change)]
+    plan.numbers, plan.least, plan.most = np.array(rows, NUMBER), (least,), (most,)
     return plan
 
 
@@ -77,7 +78,7 @@ class Runner:
         self.plan, header = plan, plan.header()
         self.arena, self.request = lines(int(header["arena_bytes"])), lines(int(header["request_bytes"]))
         weights = [weights_of(plan)] if plan.weights else []
-        self.runner = PlanRunner(segment or plan.segment(), weights, self.arena, self.request, extent=plan.most)
+        self.runner = PlanRunner(segment or plan.segment(), weights, self.arena, self.request, extent=word(plan.most))
 
     def run(self, extent: int, graph: Graph, feeds: Sequence[Array], order: str = "fifo", seed: int = 0) -> list[bytes]:
         """The outputs of a request of a graph that is `graph` at this extent."""

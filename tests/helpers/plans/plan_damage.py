@@ -12,7 +12,7 @@ from small_graphs import random_grids, residual_block
 
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.plan.plan import Plan
-from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, TILE
+from aspen_mp.shm.tables import KERNELS, NUMBER, OP, OPERAND, PLAN_HEADER, TILE, VALUE
 
 
 def make(graph: Callable[[GraphBuilder], Any] = residual_block, seed: int = 1, **options: Any) -> Plan:
@@ -37,7 +37,8 @@ class Bytes:
         self.parent_counts = self.array("parent_counts", u32, h["n_tiles"][0])
         self.parent_begin = self.array("parent_begin", u32, h["n_tiles"][0] + 1)
         self.initial = self.array("initial", u32, h["n_initial"][0])
-        self.slopes = self.array("slopes", SLOPE, h["n_slopes"][0])
+        self.values = self.array("values", VALUE, h["n_values"][0])
+        self.numbers = self.array("numbers", NUMBER, h["n_numbers"][0])
 
     def array(self, name: str, dtype: Any, count: Any) -> Any:
         return np.frombuffer(self.raw, dtype, int(count), int(self.header[name][0]))

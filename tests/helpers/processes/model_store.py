@@ -22,7 +22,7 @@ from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plans import Asker
 from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import ServedBucket
+from aspen_mp.control.planning.shape_buckets import Range, ServedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
@@ -161,7 +161,7 @@ class World:
                 if role == "plan":
                     plan.write(made.buf)
                 segments.append((role, nbytes, os.dup(made.fd)))
-        of_range = None if served_bucket is None else ServedBucket(*served_bucket, [], [])
+        of_range = None if served_bucket is None else ServedBucket(Range(served_bucket[:1], served_bucket[1:]), [], [], [])
         self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare, served_bucket=of_range), segments)
 
     def replan(self) -> None:

@@ -21,7 +21,7 @@ from aspen_mp.control.models.plan_states import BuiltPlan
 from aspen_mp.control.models.plans import Asker, Model, Plan, State
 from aspen_mp.control.models.publishing import _describe
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import ServedBucket
+from aspen_mp.control.planning.shape_buckets import Range, ServedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.planner.cost import rates
@@ -238,8 +238,9 @@ class Town:
         assert isinstance(job.message, PlanStage)
         bucket, served_bucket = job.message.bucket, None
         if part and bucket is not None:
-            bounds = {1: (bucket.least, bucket.most), 2: (bucket.extent, bucket.most), 3: (bucket.least, bucket.extent)}[part]
-            served_bucket = ServedBucket(*bounds, [], [])
+            last = bucket.ranges[-1]
+            least, most = (last.least, bucket.lengths)[part == 2], (last.most, bucket.lengths)[part == 3]
+            served_bucket = ServedBucket(Range(least, most), [], [], [])
         job.on_done(planned(served_bucket, no_bucket=no_bucket, values=values), [])
 
     def not_planned(self, error: AspenError) -> None:

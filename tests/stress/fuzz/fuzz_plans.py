@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import AspenError, PlanError
-from aspen_mp.shm.tables import KERNELS, LIMITS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, SPACES, TILE
+from aspen_mp.shm.extents import word
+from aspen_mp.shm.tables import KERNELS, LIMITS, NUMBER, NUMBER_TABLES, OP, OPERAND, PLAN_HEADER, SPACES, TILE, VALUE, VALUE_KINDS
 from aspen_mp.workers._dse import PlanRunner
 
 U32 = np.dtype("<u4")
@@ -64,17 +66,19 @@ def base(k: int) -> Plan | None:
 
 
 def stretched(plan: Plan, rng: np.random.Generator) -> Plan:
-    """The same for a range of extents, at all of which it is what it was: its slopes are flat until one is changed."""
+    """The same for ranges of two extents, at all of which it is what it was: nothing follows from its values until one is changed."""
     movable = np.flatnonzero((plan.operands["dtype"] != 0) & (plan.operands["space"] < SPACES["WEIGHTS"]))
+    kinds = VALUE_KINDS
+    values = [(kinds["FLOOR"], 0, 0, 0, 3, 1, 2), (kinds["PRODUCT"], 1, 2, 0, 0, 0, 1), (kinds["SUM"], 0, 3, 0, 2, 1, 1)]
     rows = []
     for at in rng.permutation(movable)[:8].tolist():
         for axis in range(int(plan.operands["rank"][at])):
-            rows += [(SLOPE_TABLES["DIM"], 1, 0, at * LIMITS["rank"] + axis, 0)]
+            rows += [(NUMBER_TABLES["DIM"], int(rng.integers(5)), at * LIMITS["rank"] + axis, 0)]
             if plan.operands["strides"][at, axis] >= 0:
-                rows += [(SLOPE_TABLES["STRIDE"], 1, 0, at * LIMITS["rank"] + axis, 0)]
-        rows += [(SLOPE_TABLES["OFFSET"], 1, 0, at, 0)]
-    rows += [(SLOPE_TABLES["PARAM"], 1, 0, k, 0) for k in range(min(len(plan.params), 8))]
-    return replace(plan, slopes=np.array(rows, SLOPE), least=2, most=7)
+                rows += [(NUMBER_TABLES["STRIDE"], int(rng.integers(5)), at * LIMITS["rank"] + axis, 0)]
+        rows += [(NUMBER_TABLES["OFFSET"], int(rng.integers(5)), at, 0)]
+    rows += [(NUMBER_TABLES["PARAM"], int(rng.integers(5)), k, 0) for k in range(min(len(plan.params), 8))]
+    return replace(plan, values=np.array(values, VALUE), numbers=np.array(rows, NUMBER), least=(2, 3), most=(7, 6))
 
 
 def arrays(raw: bytearray) -> dict[str, Any]:
@@ -91,7 +95,8 @@ def arrays(raw: bytearray) -> dict[str, Any]:
         "parent_begin": (U32, n + 1),
         "parents": (U32, h["n_children"]),
         "initial": (U32, h["n_initial"]),
-        "slopes": (SLOPE, h["n_slopes"]),
+        "values": (VALUE, h["n_values"]),
+        "numbers": (NUMBER, h["n_numbers"]),
     }
     found = {name: np.frombuffer(raw, dtype, int(count), int(h[name])) for name, (dtype, count) in kinds.items()}
     return {"header": header, **{name: array for name, array in found.items() if len(array)}}
@@ -111,7 +116,7 @@ def put(array: Any, at: tuple[int, ...], value: int) -> None:
 
 def change(rng: np.random.Generator, places: dict[str, Any]) -> str:
     """One number, near its old value, equal to a neighbour's, or extreme; what it was."""
-    shares = {"operands": 6.0, "slopes": 12.0, "params": 3.0, "tiles": 3.0, "ops": 2.0}
+    shares = {"operands": 6.0, "values": 8.0, "numbers": 12.0, "params": 3.0, "tiles": 3.0, "ops": 2.0}
     names = list(places)
     weights = np.array([shares.get(n, 1.0) for n in names])
     name = names[int(rng.choice(len(names), p=weights / weights.sum()))]
@@ -157,12 +162,14 @@ def run(raw: bytearray, plan: Plan) -> str:
     request[:] = np.frombuffer(np.random.default_rng(1).integers(-2, 3, len(request) // 8 + 1).astype(np.int64).tobytes(), np.uint8)[
         : len(request)
     ]
-    least, most = int(header["least"]), int(header["most"])
+    n = int(header["n_extents"])
+    ends = list(zip(header["least"][:n].tolist(), header["most"][:n].tolist(), strict=True))
+    middles = [{least, min(least + 1, most), (least + most) // 2, most} for least, most in ends]
     try:
-        runner = PlanRunner(segment, weights, arena, request, extent=most)
+        runner = PlanRunner(segment, weights, arena, request, extent=word([most for _, most in ends]))
         failed = False
-        for extent in sorted({least, min(least + 1, most), (least + most) // 2, most}):
-            runner.move(extent)
+        for extents in sorted(product(*middles)):
+            runner.move(word(extents))
             failed |= runner.run("fifo") != 0
         return "failed" if failed else "executed"
     except PlanError as error:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aspen_mp.client.requests.lengths import Key
 from aspen_mp.client.requests.lengths import KnownBucket as Known
 from aspen_mp.control.planning import shape_buckets
-from aspen_mp.control.wire.protocol import Bucket, Planned, Slot, Steps
+from aspen_mp.control.wire.protocol import Bucket, Follows, Planned, Slot
 
 LEAST, MOST = 16, 127
 
@@ -26,9 +26,9 @@ def answer(extent: int) -> Planned:
         Slot("logits", "float32", [1, 1, 50], 1 << 20, 200),
         Slot("present", "float32", [1, 3, MOST + 1, 64], 2 << 20, 768 * (MOST + 1)),
     ]
-    one = Steps(1, 1, 1, 0), Steps(2, 1, 1, 0)
-    axes = ((False, False), (False, True), (False, False, True, False))
-    found = Bucket(LEAST, MOST, axes, [[], [one[0]], [one[1]]], [[], [one[1]]])
+    one = Follows(1, 0, 1), Follows(2, 0, 1)
+    axes = ((0, 0), (0, 1), (0, 0, 1, 0))
+    found = Bucket((LEAST,), (MOST,), 1, axes, [], [[], [one[0]], [one[1]]], [[], [one[1]]])
     return Planned(7, 1, 2, 4 << 20, inputs, outputs, [], True, False, 1, extent, 64, found)
 
 
@@ -69,4 +69,4 @@ def test_other_requests_are_not_its() -> None:
 def test_it_is_told_whole() -> None:
     planned = answer(20)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(planned), type=Planned) == planned
-    assert shape_buckets.slots(planned.inputs, [[], [], []], 5) == planned.inputs
+    assert shape_buckets.slots(planned.inputs, [[], [], []], [5]) == planned.inputs

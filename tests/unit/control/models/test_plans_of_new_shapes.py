@@ -74,8 +74,8 @@ def test_the_second_shape_asks_for_a_range(world: World) -> None:
     world.ask(20)
     bucket = job(world).bucket
     assert bucket is not None
-    assert (bucket.least, bucket.most, bucket.extent) == (16, 23, 20)
-    assert bucket.at(job(world).stages[0], 23)[0].shape == [1, 8, 23, 8]
+    assert (bucket.ranges[-1].least, bucket.ranges[-1].most, bucket.lengths) == ((16,), (23,), (20,))
+    assert bucket.at(job(world).stages[0], (23,))[0].shape == [1, 8, 23, 8]
 
 
 def test_who_waits_for_a_range_that_there_is_not_asks_again(world: World) -> None:
@@ -122,7 +122,7 @@ def test_buckets_serve_other_lengths_at_once(world: World) -> None:
     assert small.plan == large.plan
     world.ask(24)
     assert job(world).bucket is not None
-    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [16, 23]]
+    assert [plan["ranges"] for plan in world.store.describe()[0]["plans"]] == [[], [(16, 23)]]
 
 
 def test_what_is_planned_ahead_has_a_plan_of_its_own_beside_a_range(world: World) -> None:
@@ -145,13 +145,13 @@ def test_less_of_a_range_serves_what_is_in_it(world: World) -> None:
     world.answer(served_bucket=(20, 23))
     other = job(world)  # for 17 rows: another part of the range
     assert other.bucket is not None
-    assert other.bucket.extent == 17
+    assert other.bucket.lengths == (17,)
     world.answer(served_bucket=(16, 19))
     assert not world.waiting
     world.ask(16)
     world.ask(23)
     assert not world.waiting
-    assert {str(plan["range"]) for plan in world.store.describe()[0]["plans"]} == {"None", "[20, 23]", "[16, 19]"}
+    assert {str(plan["ranges"]) for plan in world.store.describe()[0]["plans"]} == {"[]", "[(20, 23)]", "[(16, 19)]"}
 
 
 def test_models_without_ranges_are_left_alone(world: World) -> None:
@@ -198,7 +198,7 @@ def test_buckets_beside_one_are_planned_where_many_lengths_are_met(world: World)
     message = job(world)
     assert not message.search
     assert message.bucket is not None
-    assert (message.bucket.least, message.bucket.most) == (48, 63)
+    assert (message.bucket.ranges[-1].least, message.bucket.ranges[-1].most) == ((48,), (63,))
     assert message.stages[0][0].shape == [1, 8, 48, 8]
     world.ask(42, beside=True)
     assert len(world.waiting) == 1
@@ -207,14 +207,14 @@ def test_buckets_beside_one_are_planned_where_many_lengths_are_met(world: World)
     world.ask(34, beside=True)
     message = job(world)
     assert message.bucket is not None
-    assert (message.bucket.least, message.bucket.most) == (24, 31)
+    assert (message.bucket.ranges[-1].least, message.bucket.ranges[-1].most) == ((24,), (31,))
     world.answer(served_bucket=(24, 31))
     world.ask(44, beside=True)
     assert not world.waiting
     world.ask(48, beside=True)
     assert len(world.answers) == answered + 3
     assert job(world).stages[0][0].shape == [1, 8, 64, 8]
-    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [24, 31], [32, 47], [48, 63]]
+    assert [plan["ranges"] for plan in world.store.describe()[0]["plans"]] == [[], [(24, 31)], [(32, 47)], [(48, 63)]]
 
 
 def test_who_comes_to_the_next_range_waits_for_the_plan_that_is_being_made(world: World) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from aspen_mp.control.planning import cache_process, cache_writer, plan_cache
-from aspen_mp.control.planning.shape_buckets import WantedBucket
+from aspen_mp.control.planning.shape_buckets import Range, WantedBucket
 from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner.plan import plan_head
@@ -279,7 +279,7 @@ def test_keys_tell_everything_apart() -> None:
         "capacities": [Capacity("y", 8)],
         "speeds": [1.0, 0.5],
         "rates": "c",
-        "within": WantedBucket(2, 31, 2, [[False, True]]),
+        "within": WantedBucket(((0, 1),), (2,), (Range((2,), (31,)),)),
     }
     keys = {plan_cache.plan_key(**base)} | {plan_cache.plan_key(**{**base, name: value}) for name, value in others.items()}
     assert len(keys) == len(base) + 1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.control.planning import shape_buckets
-from aspen_mp.control.planning.shape_buckets import Buckets
-from aspen_mp.control.wire.protocol import Bind, Slot, Steps
+from aspen_mp.control.planning.shape_buckets import Buckets, Range, WantedBucket
+from aspen_mp.control.wire.protocol import Bind, Follows, Slot
 from aspen_mp.planner.job.bucket_policy import POLICY
 
 
@@ -24,6 +24,18 @@ def decoder(past: int, new: int = 1) -> list[Bind]:
         Bind("mask", "int64", [1, past + new], None),
         Bind("keys", "float32", [1, 3, past, 64], None),
     ]
+
+
+def ends(bucket: WantedBucket) -> list[tuple[int, int]]:
+    return [(one.least[0], one.most[0]) for one in bucket.ranges]
+
+
+def broad(bucket: WantedBucket) -> tuple[int, int] | None:
+    return next((found for found, one in zip(ends(bucket), bucket.ranges, strict=True) if one.demand == "busy"), None)
+
+
+def wide(bucket: WantedBucket) -> tuple[int, int] | None:
+    return next((found for found, one in zip(ends(bucket), bucket.ranges, strict=True) if one.demand == "even"), None)
 
 
 @given(st.integers(2, 1 << 20))
@@ -55,20 +67,20 @@ def test_parts_of_a_range_shrink_towards_the_extent(least: int, width: int, at: 
 
 
 def test_what_differs_by_one_number_is_one_length() -> None:
-    assert shape_buckets.difference(text(5), text(9)) == ((False, True), (False, True))
-    assert shape_buckets.difference(decoder(5), decoder(6)) == ((False, False), (False, True), (False, False, True, False))
-    assert shape_buckets.difference(text(5, 1), text(9, 2)) is None  # batch and length
+    assert shape_buckets.difference(text(5), text(9)) == ((0, 1), (0, 1))
+    assert shape_buckets.difference(decoder(5), decoder(6)) == ((0, 0), (0, 1), (0, 0, 1, 0))
+    assert shape_buckets.difference(text(5, 1), text(9, 2)) == ((1, 2), (1, 2))  # batch and length
     assert shape_buckets.difference(text(5), text(5)) is None
     assert shape_buckets.difference(text(5), decoder(5)) is None
-    assert shape_buckets.difference(text(5, 1), text(6, 2)) == ((True, True), (True, True))  # by the same number: who knows
+    assert shape_buckets.difference(text(5, 1), text(6, 2)) == ((1, 1), (1, 1))  # by the same number: who knows
 
 
 def test_the_extent_is_the_smallest_of_the_dimensions() -> None:
     axes = shape_buckets.difference(decoder(5), decoder(6))
     assert axes is not None
-    assert shape_buckets.extent_of(decoder(7), axes) == 7
-    assert shape_buckets.family(decoder(7), axes, 7) == shape_buckets.family(decoder(70), axes, 70)
-    assert shape_buckets.family(decoder(7), axes, 7) != shape_buckets.family(decoder(7, 2), axes, 7)
+    assert shape_buckets.lengths_of(decoder(7), axes) == (7,)
+    assert shape_buckets.family(decoder(7), axes) == shape_buckets.family(decoder(70), axes)
+    assert shape_buckets.family(decoder(7), axes) != shape_buckets.family(decoder(7, 2), axes)
 
 
 def test_nothing_is_wanted_before_two_shapes_are_known() -> None:
@@ -78,8 +90,8 @@ def test_nothing_is_wanted_before_two_shapes_are_known() -> None:
     known.learn(text(40))
     bucket = known.wanted(text(40))
     assert bucket is not None
-    assert (bucket.least, bucket.most, bucket.extent) == (32, 47, 40)
-    assert bucket.at(text(40), 47) == text(47)
+    assert (ends(bucket)[-1], bucket.lengths) == ((32, 47), (40,))
+    assert bucket.at(text(40), (47,)) == text(47)
 
 
 def test_plans_are_found_by_any_length_of_theirs() -> None:
@@ -88,7 +100,7 @@ def test_plans_are_found_by_any_length_of_theirs() -> None:
     known.learn(text(40))
     bucket = known.wanted(text(40))
     assert bucket is not None
-    known.add(text(40), bucket, 32, 47, b"plan")
+    known.add(text(40), bucket, Range((32,), (47,)), b"plan")
     assert known.find(text(33)) == b"plan"
     assert known.find(text(48)) is None
     assert known.find(text(33, batch=2)) is None
@@ -141,7 +153,7 @@ def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
     known.learn(text(40, batch=2))  # another length: the batch
     other = known.wanted(text(40, batch=3))
     assert other is not None
-    assert (other.least, other.most) == (2, 7)
+    assert ends(other)[-1] == (2, 7)
 
 
 @given(st.integers(2, 1 << 20), st.integers(0, 1 << 20))
@@ -161,11 +173,11 @@ def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
     known.learn(text(40))
     bucket = known.wanted(text(40))
     assert bucket is not None
-    assert bucket.wide == (2, 1023)
-    known.add(text(40), bucket, 32, 47, b"plan")
+    assert wide(bucket) == (2, 1023)
+    known.add(text(40), bucket, Range((32,), (47,)), b"plan")
     other = known.wanted(text(100))
     assert other is not None
-    assert other.wide is None
+    assert wide(other) is None
 
 
 def test_how_large_a_class_is_depends_on_the_cache() -> None:
@@ -176,18 +188,19 @@ def test_how_large_a_class_is_depends_on_the_cache() -> None:
     for past in (2, 40, 1000, 5000, 40000):
         bucket = known.wanted(decoder(past))
         assert bucket is not None
-        assert bucket.wide is not None
-        least, most = bucket.wide
+        found = wide(bucket)
+        assert found is not None
+        least, most = found
         assert (most - least) * cache <= POLICY.wide_bytes
     bucket = known.wanted(decoder(500000))
     assert bucket is not None
-    assert bucket.wide is None
+    assert wide(bucket) is None
 
 
 @given(st.integers(0, 60))
 def test_slots_shrink(less: int) -> None:
     slots = [Slot("y", "float32", [2, 64, 10], 128, 2 * 64 * 10 * 4)]
-    (found,) = shape_buckets.slots(slots, [[Steps(1, 1, 1, 0), Steps(2, 3, 20, 5)]], less)
+    (found,) = shape_buckets.slots(slots, [[Follows(1, 0, 1), Follows(2, 1, 3)]], [less, (less + 5) // 20])
     assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
     assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
     assert found.offset == 128
@@ -211,8 +224,9 @@ def test_lengths_of_texts_take_two_plans_besides_the_first(lengths: list[int]) -
         if bucket is None or known.find(text(tokens)) is not None:
             continue
         plans += 1
-        assert bucket.broad is not None
-        known.add(text(tokens), bucket, *bucket.broad, b"%d" % plans)
+        found = broad(bucket)
+        assert found is not None
+        known.add(text(tokens), bucket, Range(found[:1], found[1:], 1, "busy"), b"%d" % plans)
     assert plans <= 2 + len(lengths) * (gcd(*lengths) >= POLICY.least_step)
 
 
@@ -222,13 +236,13 @@ def test_a_broad_bucket_is_asked_for_until_there_is_less_than_it() -> None:
     known.learn(text(40))
     bucket = known.wanted(text(40))
     assert bucket is not None
-    assert bucket.broad == (32, 511)
-    assert [(choice.least, choice.most) for choice in bucket.choices] == [(2, 1023), (32, 511), (32, 47)]
-    known.add(text(40), bucket, 32, 47, b"plan")
-    for tokens, broad in ((100, None), (20, (2, 31)), (600, (512, 8191))):
+    assert broad(bucket) == (32, 511)
+    assert ends(bucket) == [(2, 1023), (32, 511), (32, 47)]
+    known.add(text(40), bucket, Range((32,), (47,)), b"plan")
+    for tokens, expected in ((100, None), (20, (2, 31)), (600, (512, 8191))):
         other = known.wanted(text(tokens))
         assert other is not None
-        assert other.broad == broad
+        assert broad(other) == expected
 
 
 def test_names_of_axes_say_what_has_changed() -> None:
@@ -238,11 +252,11 @@ def test_names_of_axes_say_what_has_changed() -> None:
     known.learn(text(20, batch=3), [batch, length])
     assert known.lengths == []
     known.learn(text(47, batch=5), [batch, length])
-    assert known.lengths == [length, batch]  # the longer one first
+    assert known.lengths == [((1, 2), (1, 2)), length, batch]  # together, then the longer one
     known.learn(text(48, batch=6), [batch, length])
-    assert ((True, True), (True, True)) in known.lengths  # by the same number: of a decoder these are one length
-    assert known.lengths[0] == length
+    assert ((1, 1), (1, 1)) in known.lengths  # by the same number: of a decoder these are one length
+    assert known.lengths[1] == length
     other = Buckets()
     other.learn(text(20, batch=3))
     other.learn(text(47, batch=5))
-    assert other.lengths == []
+    assert other.lengths == [((1, 2), (1, 2))]

@@ -16,7 +16,7 @@ from aspen_mp.planner.plan import extents, plan_file
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, KERNELS, LIMITS, SLOPE, SLOPE_TABLES, SPACES
+from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, KERNELS, LIMITS, NUMBER, NUMBER_TABLES, SPACES
 
 
 @pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
@@ -41,9 +41,9 @@ def test_every_extent_gives_what_its_own_plan_gives(make: Make, least: int, most
 def test_requests_of_other_extents_are_refused() -> None:
     runner = Runner(bucketed(keys, 3, 8)).runner
     for extent in (0, 2, 9, 1 << 31):
-        with pytest.raises(PlanError, match=f"extent {extent} is not in 3 … 8"):
+        with pytest.raises(PlanError, match=rf"the extents \[{extent}\] are not in \[\(3, 8\)\]"):
             runner.move(extent)
-    with pytest.raises(PlanError, match="extent 5 is not in 0 … 0"):
+    with pytest.raises(PlanError, match=r"the extents \[5\] are not in \[\]"):
         Runner(single(keys, 5)).runner.move(5)
 
 
@@ -51,7 +51,7 @@ def test_a_plan_at_an_extent() -> None:
     plan = bucketed(places, 3, 9, barriers=True)
     kept = plan.operands.copy(), plan.params.copy(), plan.tiles.copy()
     for extent in range(3, 10):
-        operands, params, tiles = extents.at(plan, extent)
+        operands, params, tiles = extents.at(plan, (extent,))
         other = single(places, extent)
         for name in ("dims", "strides"):
             assert (operands[name] == other.operands[name]).all()
@@ -75,7 +75,7 @@ def test_tiles_beyond_the_extent_run_no_kernel() -> None:
     runner = Runner(plan)
     empty = 0
     for extent in (1, 5, 8):
-        tiles = extents.at(plan, extent)[2]
+        tiles = extents.at(plan, (extent,))[2]
         runner.runner.move(extent)
         for t in np.flatnonzero((tiles["lo"] == tiles["hi"]).any(axis=1)).tolist():
             before = runner.arena.tobytes(), runner.request.tobytes()
@@ -86,11 +86,11 @@ def test_tiles_beyond_the_extent_run_no_kernel() -> None:
     assert empty > 20
 
 
-def test_a_file_keeps_the_slopes() -> None:
+def test_a_file_keeps_what_follows_from_extents() -> None:
     plan = bucketed(tokens, 2, 7)
     again = plan_file.load(plan_file.dump(plan), {w.key: w.write for w in plan.weights})
-    assert (again.least, again.most) == (2, 7)
-    assert (again.slopes == plan.slopes).all()
+    assert (again.least, again.most) == ((2,), (7,))
+    assert (again.numbers == plan.numbers).all()
     assert bytes(again.segment()) == bytes(plan.segment())
     graph = graph_at(tokens, 4)
     feeds = feeds_of(graph)
@@ -108,13 +108,13 @@ def operand(plan: Plan, kernel: str, place: int) -> int:
 
 
 def row(plan: Plan, table: str, index: int) -> Any:
-    """The slope of a number; it is made where there is none."""
-    found = (plan.slopes["table"] == SLOPE_TABLES[table]) & (plan.slopes["index"] == index)
+    """What a number follows from; it is made where there is none."""
+    found = (plan.numbers["table"] == NUMBER_TABLES[table]) & (plan.numbers["index"] == index)
     if not found.any():
-        plan.slopes = np.append(plan.slopes, np.array([(SLOPE_TABLES[table], 1, 0, index, 0)], SLOPE))
-        return plan.slopes[-1:]
+        plan.numbers = np.append(plan.numbers, np.array([(NUMBER_TABLES[table], 0, index, 0)], NUMBER))
+        return plan.numbers[-1:]
     at = int(np.flatnonzero(found)[0])
-    return plan.slopes[at : at + 1]
+    return plan.numbers[at : at + 1]
 
 
 def slope(table: str, index: int, per: int) -> Callable[[Plan], None]:
@@ -124,16 +124,20 @@ def slope(table: str, index: int, per: int) -> Callable[[Plan], None]:
     return damage
 
 
+def shapeless(plan: Plan) -> None:
+    plan.least = plan.most = ()
+
+
 def extents_of(least: int, most: int) -> Callable[[Plan], None]:
     def damage(plan: Plan) -> None:
-        plan.least, plan.most = least, most
+        plan.least, plan.most = (least,), (most,)
 
     return damage
 
 
 def field(name: str, value: int) -> Callable[[Plan], None]:
     def damage(plan: Plan) -> None:
-        plan.slopes[name][0] = value
+        plan.numbers[name][0] = value
 
     return damage
 
@@ -156,12 +160,13 @@ DANGEROUS: list[tuple[str, Callable[[Plan], None]]] = [
     ("header.least", extents_of(0, 9)),
     ("header.least", extents_of(10, 9)),
     ("header.least", extents_of(1, 1 << 31)),
-    ("header.n_slopes", extents_of(0, 0)),
-    ("slopes[0].table", field("table", 4)),
-    ("slopes[0].index", field("index", 1 << 31)),
-    ("slopes[0].per", field("per", -1)),
-    ("slopes[0].per", field("per", 2)),
-    ("slopes[0].per", field("per", 1 << 62)),
+    ("header.n_numbers", shapeless),
+    ("numbers[0].table", field("table", 5)),
+    ("numbers[0].value", field("value", 1)),
+    ("numbers[0].index", field("index", 1 << 31)),
+    ("numbers[0].per", field("per", -1)),
+    ("numbers[0].per", field("per", 2)),
+    ("numbers[0].per", field("per", 1 << 62)),
     (".index", slope("OFFSET", 1 << 20, 4)),
     (".index", slope("PARAM", 1 << 20, 4)),
     (".per", slope("PARAM", 0, -(1 << 63))),
@@ -173,7 +178,7 @@ DANGEROUS: list[tuple[str, Callable[[Plan], None]]] = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DANGEROUS, ids=[f"{k}-{n}" for k, (n, _) in enumerate(DANGEROUS)])
-def test_workers_refuse_slopes_that_lead_out_of_memory(name: str, damage: Callable[[Plan], None]) -> None:
+def test_workers_refuse_numbers_that_lead_out_of_memory(name: str, damage: Callable[[Plan], None]) -> None:
     """Whoever has validated the plan or has not."""
     plan = bucketed(tokens, 1, 9)
     damage(plan)
@@ -182,11 +187,11 @@ def test_workers_refuse_slopes_that_lead_out_of_memory(name: str, damage: Callab
     assert name in str(error.value)
     with pytest.raises(PlanError) as refused:
         Runner(plan)
-    assert not str(refused.value).startswith("extent")
+    assert not str(refused.value).startswith("the extents")
 
 
 def twice(plan: Plan) -> None:
-    plan.slopes = np.append(plan.slopes, plan.slopes[:1])
+    plan.numbers = np.append(plan.numbers, plan.numbers[:1])
 
 
 def of_a_weight(plan: Plan) -> None:
@@ -209,7 +214,7 @@ def over(behind: int) -> Callable[[Plan], None]:
     def damage(plan: Plan) -> None:
         out = operand(plan, "NORM", 0)
         apart = int(plan.operands["offset"][out] - plan.operands["offset"][out + 1])
-        slope("OFFSET", out, behind * apart // (plan.most - plan.least))(plan)
+        slope("OFFSET", out, behind * apart // (plan.most[0] - plan.least[0]))(plan)
 
     return damage
 
@@ -219,20 +224,20 @@ def odd_offset(plan: Plan) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Plan], None]]] = [
-    ("a number has one slope", twice),
+    ("a number follows from one value", twice),
     ("has rank 3", slope("DIM", 3, 0)),
     ("is a weight", of_a_weight),
-    ("slopes[0].per", field("per", 1 << 40)),
-    ("(extent 1)", input_that_stays),
+    ("numbers[0].per", field("per", 1 << 40)),
+    ("(at extents [1])", input_that_stays),
     ("opcode", param_that_moves),
-    ("writes what it reads, but outputs lie apart from inputs (extent 1)", over(1)),
+    ("writes what it reads, but outputs lie apart from inputs (at extents [1])", over(1)),
     ("ops[7] may overwrite what ops[5] still uses", over(2)),
-    ("must be a multiple of 4 (extent 2)", odd_offset),
+    ("must be a multiple of 4 (at extents [2])", odd_offset),
 ]
 
 
 @pytest.mark.parametrize(("name", "damage"), WRONG, ids=[f"{k}-{n}" for k, (n, _) in enumerate(WRONG)])
-def test_wrong_slopes_are_refused(name: str, damage: Callable[[Plan], None]) -> None:
+def test_wrong_numbers_are_refused(name: str, damage: Callable[[Plan], None]) -> None:
     plan = bucketed(tokens, 1, 9)
     damage(plan)
     with pytest.raises(PlanError, match=r"^plan ") as error:
@@ -245,7 +250,7 @@ def test_opaque_operators_are_of_one_shape() -> None:
     x = b.input(2, 3)
     plan = build_plan(b.graph(b.node("OPAQUE", [b.unary(x)], (2, 3), model=b"model")), workers=2)
     validate(plan.segment())
-    plan.least = plan.most = 1
+    plan.least = plan.most = (1,)
     with pytest.raises(PlanError, match="OPAQUE, but the plan of a shape bucket has none"):
         validate(plan.segment())
 
@@ -262,7 +267,7 @@ def reach(operands: Any) -> tuple[Any, Any]:
 
 
 def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
-    """They look at the two ends alone: whatever operands and slopes are, nothing between the two reaches further."""
+    """They look at the two ends alone: whatever operands are and follow from, nothing between the two reaches further."""
     rng = np.random.default_rng(5)
     base = bucketed(places, 5, 9, barriers=True)
     sizes = {SPACES[space]: int(base.header()[name]) for space, name in (("ARENA", "arena_bytes"), ("REQUEST", "request_bytes"))}
@@ -270,7 +275,7 @@ def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
     inputs = np.setdiff1d(np.flatnonzero(base.operands["space"] <= SPACES["REQUEST"]), written)
     accepted = 0
     for case in range(4000):
-        plan = replace(base, operands=base.operands.copy(), slopes=base.slopes.copy())
+        plan = replace(base, operands=base.operands.copy(), numbers=base.numbers.copy())
         at = int(rng.choice(inputs))
         one = plan.operands[at : at + 1]
         one["dims"][0, :2] = rng.integers(0, 13, 2)
@@ -286,7 +291,7 @@ def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
             continue
         accepted += 1
         for extent in range(5, 10):
-            operands, _, _ = extents.at(plan, extent)
+            operands, _, _ = extents.at(plan, (extent,))
             low, high = reach(operands)
             size = np.array([sizes.get(space, 1 << 40) for space in operands["space"].tolist()])
             assert (operands["dims"] >= 0).all(), f"case {case}, extent {extent}"
@@ -300,7 +305,7 @@ def test_strides_that_change_go_upwards() -> None:
     plan = bucketed(places, 5, 9, barriers=True)
     at = int(np.flatnonzero(plan.operands["strides"][:, 0] < 0)[0])
     slope("STRIDE", AXES * at, 1)(plan)
-    with pytest.raises(PlanError, match="the number would be -10 at extent 5"):
+    with pytest.raises(PlanError, match=r"the number would be -10 at extents \[5\]"):
         validate(plan.segment())
-    with pytest.raises(PlanError, match="stride with a slope is negative"):
+    with pytest.raises(PlanError, match="stride is negative"):
         Runner(plan)

@@ -31,7 +31,7 @@ from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, TILE
+from aspen_mp.shm.tables import KERNELS, NUMBER, NUMBER_TABLES, OP, OPERAND, PLAN_HEADER, TILE
 from aspen_mp.workers import _kernels
 from aspen_mp.workers._dse import PlanRunner
 
@@ -48,8 +48,8 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
     done = []
     for _ in range(int(rng.integers(1, 3))):
         kind = str(rng.choice(["operand", "param", "kernel", "box", "dtype", "rank"]))
-        if header["n_slopes"] and rng.random() < 0.6:
-            kind = "slope"
+        if header["n_numbers"] and rng.random() < 0.6:
+            kind = "number"
         value = int(rng.choice([-1, 1, 2, -2, 32, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, 1 << 62]))
         if kind == "param":
             target = np.frombuffer(raw, np.int64, header["n_params"], int(header["params"]))
@@ -67,17 +67,17 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
             k = int(rng.integers(len(ops)))
             same = [x.code for x in KERNELS.values() if x.n_params == ops["n_params"][k]]
             ops["kernel"][k] = int(rng.choice(same or [0]))
-        elif kind == "slope":
-            slopes = np.frombuffer(raw, SLOPE, header["n_slopes"], int(header["slopes"]))
-            k = int(rng.integers(len(slopes)))
-            one = slopes[k : k + 1]
-            name = str(rng.choice(["table", "index", "per", "every", "rest"]))
+        elif kind == "number":
+            numbers = np.frombuffer(raw, NUMBER, header["n_numbers"], int(header["numbers"]))
+            k = int(rng.integers(len(numbers)))
+            one = numbers[k : k + 1]
+            name = str(rng.choice(["table", "index", "per", "value"]))
             if name == "per":
                 one["per"] = int(one["per"][0]) + int(np.clip(value, -64, 64)) if rng.random() < 0.8 else value
-            elif name in ("every", "rest"):
-                one[name] = int(rng.integers(4))
+            elif name == "value":
+                one["value"] = int(rng.integers(2))
             elif name == "table":
-                one["table"] = int(rng.integers(len(SLOPE_TABLES) + 1))
+                one["table"] = int(rng.integers(len(NUMBER_TABLES) + 1))
             else:
                 one["index"] = int(rng.integers(header["n_operands"] * 8)) if rng.random() < 0.8 else value % (1 << 32)
         else:
@@ -190,5 +190,5 @@ def test_changed_programs_do_no_harm(graph: Graph, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
-def test_changed_slopes_do_no_harm(make: Make, least: int, most: int, barriers: bool) -> None:
+def test_changed_numbers_do_no_harm(make: Make, least: int, most: int, barriers: bool) -> None:
     harmless(bucketed(make, least, most, barriers=barriers))
