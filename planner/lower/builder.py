@@ -38,7 +38,7 @@ class NoKernel(Exception):
 
 
 Choices = list[int | Phases]
-"""Choices of lowering that depend on shapes. One for a convolution: the side of Winograd's blocks, 0 for direct sums, or phases of strides."""
+"""Choices of lowering that depend on shapes. That of a convolution is the side of Winograd's blocks, 0 for direct sums, or phases."""
 
 
 class Builder:

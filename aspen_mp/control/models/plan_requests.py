@@ -242,6 +242,7 @@ class PlanRequests(PlanBuilder):
             model.buckets.add(job.stages[0], bucket, plan.served_bucket.range, plan.live_key)
         elif bucket is not None:
             model.buckets.refuse(job.stages[0], bucket, plan.no_bucket)
+            self._event_log.info("one-shape", model=model.name, why=plan.why)
             plan.job = msgspec.structs.replace(job, bucket=None)
         model.live[plan.live_key] = plan
         waiters, plan.waiters = plan.waiters, []

@@ -106,6 +106,7 @@ class Plan:
     | `segments` | a published plan's own segment, then its arenas |
     | `served_bucket` | the bucket that the plan serves; `answer` is that of its largest extents |
     | `no_bucket` | The model has no plan for any bucket of the wanted length. |
+    | `why` | why the plan does not serve the wanted bucket |
     | `cached` | The plan came from the plan cache. |
     | `longest_ns` | how long its longest tile takes |
     | `replans` | attempts to make the plan again |
@@ -125,6 +126,7 @@ class Plan:
     segments: list[int] = field(default_factory=list, init=False)
     served_bucket: ServedBucket | None = field(default=None, init=False)
     no_bucket: bool = field(default=False, init=False)
+    why: str = field(default="", init=False)
     cached: bool = field(default=False, init=False)
     longest_ns: float = field(default=0.0, init=False)
     replans: Replans = field(default_factory=Replans, init=False)

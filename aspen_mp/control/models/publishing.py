@@ -118,4 +118,4 @@ def _describe(plan: Plan, built: BuiltPlan) -> None:
         instances=sum(role == "arena" for role, _, _ in built.received),
         often=often(result.work_ns / max(len(plan.job.speeds), 1)),
     )
-    plan.served_bucket, plan.no_bucket, plan.cached = result.served_bucket, result.no_bucket, built.plan is not None
+    plan.served_bucket, plan.no_bucket, plan.why, plan.cached = result.served_bucket, result.no_bucket, result.why, built.plan is not None

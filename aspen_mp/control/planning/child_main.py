@@ -217,9 +217,9 @@ class Planner:
         bindings = [_bindings(stage) for stage in message.stages]
         machine = Machine.of_speeds(message.speeds, op_cost.rates())
         self._derived = self._derived or stages.Derived()
-        result, no_bucket = None, False
+        result, no_bucket, why = None, False, ""
         if message.bucket is not None:
-            result, no_bucket = _of_bucket(model, bindings[0], message.bucket, **self._how(message, machine))
+            result, no_bucket, why = _of_bucket(model, bindings[0], message.bucket, **self._how(message, machine))
         if result is not None:
             # What the plan cache keeps is looked up by the bucket that it is for.
             message = msgspec.structs.replace(message, bucket=_made_bucket(result, message.bucket))
@@ -251,6 +251,7 @@ class Planner:
             spare=spare,
             served_bucket=None if result.bucketed is None else _served(result.bucketed),
             no_bucket=no_bucket,
+            why=why,
             work_ns=float(plan.tile_costs().ns.sum()),
         )
         if self.keeper is None:
@@ -338,28 +339,30 @@ def _of_bucket(
     bindings: Mapping[str, api.Binding],
     bucket: WantedBucket,
     **how: Any,
-) -> tuple[api.StageResult | None, bool]:
-    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere.
-    `how`: arguments of the planner."""
+) -> tuple[api.StageResult | None, bool, str]:
+    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one. Else whether there is none anywhere,
+    and why the last one that was tried is none. `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
-    several, hopeless = len(bucket.lengths) > 1, set()
+    several, hopeless, why = len(bucket.lengths) > 1, set(), ""
     for one in bucket.ranges if several else [*bucket.ranges[:-1], *_halves(bucket)]:
         if one.unit in hopeless:
             continue
         wanted, largest = _largest(bindings, bucket, one)
         try:
-            return api.plan_bucket(model, largest, wanted, demand=one.demand, **how), False
+            return api.plan_bucket(model, largest, wanted, demand=one.demand, **how), False, ""
         except api.NoBucket as reason:
+            why = str(reason)
             if reason.elsewhere or (one.demand == "busy" and not several):  # where a broad bucket has none, a narrow one may have one
                 continue
             if not several:
-                return None, True
+                return None, True, why
             hopeless.add(one.unit)
-        except AspenError:  # the model may not take the longest: positions that there are no embeddings for
+        except AspenError as error:  # the model may not take the longest: positions that there are no embeddings for
+            why = str(error)
             if several:
                 hopeless.add(one.unit)
-    return None, several and {one.unit for one in bucket.ranges} == hopeless
+    return None, several and {one.unit for one in bucket.ranges} == hopeless, why
 
 
 def _halves(bucket: WantedBucket) -> list[Range]:

@@ -305,3 +305,17 @@ def test_pictures_of_several_sizes_at_once(runtime: aspen_mp.Runtime, pictures: 
             os.kill(runtime.status()["workers"][0]["pid"], signal.SIGKILL)
             for one, other in zip(found, wanted, strict=True):
                 assert np.array_equal(one, other)
+
+
+def test_a_model_that_has_a_plan_for_each_size_says_why(runtime: aspen_mp.Runtime) -> None:
+    """Half of a remainder lies before the picture."""
+    pool = onnx.helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[4, 4], strides=[4, 4], auto_pad="SAME_UPPER")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, "h", "w"]) for name in "xy"]
+    graph = onnx.helper.make_graph([pool], "same", values[:1], values[1:])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = runtime.load(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9))
+    for sides in ((50, 60), (70, 90), (44, 101)):
+        assert model.run({"x": picture(*sides)})["y"].shape == (1, 3, -(-sides[0] // 4), -(-sides[1] // 4))
+    reasons = [event["why"] for event in runtime.status()["events"] if event["event"] == "one-shape"]
+    assert reasons
+    assert all("POOL" in reason for reason in reasons)
