@@ -126,6 +126,8 @@ def plan_bucket(
     alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
     stage, graph = alike.at(bucket.most)
     bucketed = BucketedGraph(bucket, assign_storage(graph))
+    if demand == "busy":
+        bucketed.small_enough()
     samples = bucket.samples()
     for number, extents in enumerate(samples):
         try:

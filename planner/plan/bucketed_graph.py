@@ -118,6 +118,12 @@ class BucketedGraph:
         self._twins[extents] = alike(self.most, storage)
         self.storages[extents] = storage
 
+    def small_enough(self) -> None:
+        """Raises NoBucket where one tensor alone takes much memory."""
+        largest = max((ref.buffer.nbytes for ref in self.most.refs.values() if ref.buffer.space == ARENA), default=0)
+        if largest > POLICY.broad_bytes:
+            raise NoBucket(f"a tensor takes {largest} bytes")
+
     def mostly_the_same(self) -> None:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
         _mostly_the_same(self.most, self.storages[self.bucket.least])

@@ -171,6 +171,11 @@ def _together(found: Sequence[Axes]) -> Axes | None:
     return tuple(tuple(sum(k * bool(number) for k, number in enumerate(axis, 1)) for axis in axes) for axes in inputs)
 
 
+def _is_picture(axes: Axes) -> bool:
+    """Whether an input has two of the lengths behind its batch."""
+    return any(len({*row[1:]} - {0}) > 1 for row in axes)
+
+
 def _changed(one: Sequence[Bind], two: Sequence[Bind], axes: Axes) -> bool:
     """Whether two requests differ in these axes, in all by the same number."""
     if not _fits(one, axes):
@@ -279,13 +284,18 @@ class Buckets:
         return list(reversed(chosen.values()))
 
     def _sides(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
-        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such."""
+        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such. Texts have broad ones,
+        because their batches are small where they are long."""
         found = []
+        partitions: list[Callable[[int], tuple[int, int] | None]] = [] if _is_picture(axes) else [broad_bucket]
+        partitions += [partial(side_bucket, factor=factor) for factor in POLICY.side_factors]
         for unit in (1, POLICY.coarse_unit):
             if min(lengths) < POLICY.least_extent or any(length % unit for length in lengths):
                 continue
-            for factor in POLICY.side_factors:
-                ends = [side_bucket(length, factor) for length in lengths]
+            for bucket in partitions:
+                ends = [end for length in lengths if (end := bucket(length)) is not None]
+                if len(ends) < len(lengths):
+                    continue
                 least, most = (tuple(end[k] for end in ends) for k in range(2))
                 one = Range(tuple(-(-a // unit) for a in least), tuple(b // unit for b in most), unit, "busy")
                 fits = all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
