@@ -128,6 +128,9 @@ def plan_bucket(
     bucketed = BucketedGraph(bucket, assign_storage(graph))
     if demand == "busy":
         bucketed.small_enough()
+    if build is not None and build.sized is not None:  # long before the plan is done
+        build.sized(bucketed.arena_bytes())
+        build = replace(build, sized=None)
     samples = bucket.samples()
     for number, extents in enumerate(samples):
         try:

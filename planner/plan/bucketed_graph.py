@@ -31,7 +31,8 @@ from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import params, seen
 from aspen_mp.planner.plan.expressions import Expressions, Follows
 from aspen_mp.planner.plan.extents import at
-from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.memory import assign_offsets, tenants
+from aspen_mp.planner.plan.plan import Plan, arena_layout
 from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket, ShapeBucket
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
 from aspen_mp.shm.extents import FLOOR
@@ -46,6 +47,8 @@ Axes = list[tuple[int, Follows]]
 MOST_SAMPLES = 16
 """The most extents that are looked at."""
 _CANDIDATES = 512
+_LIKELY_TILES = 128
+"""Tiles of a step, more than most have."""
 _REAL = 1 << 52
 """Parameters from here on are the bits of a double."""
 
@@ -117,6 +120,10 @@ class BucketedGraph:
         """The graph at other extents, `most` first. Raises NoBucket where it is another one."""
         self._twins[extents] = alike(self.most, storage)
         self.storages[extents] = storage
+
+    def arena_bytes(self) -> int:
+        """The likely size of an arena."""
+        return arena_layout(_LIKELY_TILES * len(self.most.steps), assign_offsets(tenants(self.most)))["arena_bytes"]
 
     def small_enough(self) -> None:
         """Raises NoBucket where one tensor alone takes much memory."""
