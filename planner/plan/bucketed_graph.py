@@ -15,6 +15,7 @@ Edges that other extents need and `most` does not (rows counted from the end) be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,10 +126,17 @@ class BucketedGraph:
         """The likely size of an arena."""
         return arena_layout(_LIKELY_TILES * len(self.most.steps), assign_offsets(tenants(self.most)))["arena_bytes"]
 
+    @property
+    def _most_bytes(self) -> int:
+        """What a plan may take that serves small requests, too. Plans for pictures of each size would take as much."""
+        if len(self.bucket.most) == 1:
+            return POLICY.broad_bytes
+        return min(POLICY.pictures_bytes, int(POLICY.pictures_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
     def small_enough(self) -> None:
         """Raises NoBucket where one tensor alone takes much memory."""
         largest = max((ref.buffer.nbytes for ref in self.most.refs.values() if ref.buffer.space == ARENA), default=0)
-        if largest > POLICY.broad_bytes:
+        if largest > self._most_bytes:
             raise NoBucket(f"a tensor takes {largest} bytes")
 
     def mostly_the_same(self) -> None:
@@ -137,7 +145,7 @@ class BucketedGraph:
 
     def keeps_busy(self, plan: Plan, workers: int) -> None:
         """Raises NoBucket where the plan leaves cores without tiles at the smallest extents, or takes much memory."""
-        if plan.activation_bytes + plan.request_bytes > POLICY.broad_bytes:
+        if plan.activation_bytes + plan.request_bytes > self._most_bytes:
             raise NoBucket(f"takes {plan.activation_bytes + plan.request_bytes} bytes")
         tiles = at(plan, self.bucket.least)[2]
         there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))
