@@ -128,7 +128,7 @@ class BucketedGraph:
 
     @property
     def _most_bytes(self) -> int:
-        """What a plan may take that serves small requests, too. Plans for pictures of each size would take as much."""
+        """The most memory of a plan that serves small requests, too. Plans for pictures of each size would take as much."""
         if len(self.bucket.most) == 1:
             return POLICY.broad_bytes
         return min(POLICY.pictures_bytes, int(POLICY.pictures_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))

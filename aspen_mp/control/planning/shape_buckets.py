@@ -104,10 +104,11 @@ def broad_bucket(extent: int) -> tuple[int, int] | None:
 
 
 def side_bucket(extent: int, factor: int) -> tuple[int, int]:
-    """Return as `narrow_bucket` the bucket of one of several lengths. Each ends at `factor` times the end of the one before."""
+    """Return as `narrow_bucket` the bucket of one of several lengths. Each begins where the one before ends, because sides of pictures are
+    often such lengths, and ends at `factor` times as much."""
     least, most = POLICY.least_extent, POLICY.short_side
     while extent > most:
-        least, most = most + 1, factor * most
+        least, most = most, factor * most
     return least, most
 
 
