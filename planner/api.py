@@ -126,6 +126,11 @@ def plan_bucket(
     alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
     stage, graph = alike.at(bucket.most)
     bucketed = BucketedGraph(bucket, assign_storage(graph))
+    if demand == "busy":
+        bucketed.small_enough()
+    if build is not None and build.sized is not None:  # long before the plan is done
+        build.sized(bucketed.arena_bytes())
+        build = replace(build, sized=None)
     samples = bucket.samples()
     for number, extents in enumerate(samples):
         try:

@@ -33,7 +33,8 @@ class BucketPolicy:
     `idle_share`: of the time that all cores are kept busy at the shortest length, how much more a broad bucket's plan may take because its
     operators have fewer tiles there than there are cores.
     `shared_ns`: how long an operator takes at least for this to matter.
-    `broad_bytes`: what a broad bucket's plan may take for activations, inputs and outputs of a request.
+    `broad_bytes`: what a broad bucket's plan may take for activations, inputs and outputs of a request. `pictures_bytes`: the same where
+    there are several lengths, … `pictures_share`: … and as a share of the machine's memory.
     `more_bytes`: what a wide bucket's plan may take more at the longest length than at the shortest.
 
     What is made before it is asked for:
@@ -62,6 +63,8 @@ class BucketPolicy:
     idle_share: float = 0.25
     shared_ns: float = 50e3
     broad_bytes: int = 384 << 20
+    pictures_bytes: int = 1 << 30
+    pictures_share: float = 1 / 16
     more_bytes: int = 128 << 20
     told_every: int = 8
     tries_ahead: int = 3

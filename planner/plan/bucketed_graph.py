@@ -15,6 +15,7 @@ Edges that other extents need and `most` does not (rows counted from the end) be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,8 @@ from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import params, seen
 from aspen_mp.planner.plan.expressions import Expressions, Follows
 from aspen_mp.planner.plan.extents import at
-from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.memory import assign_offsets, tenants
+from aspen_mp.planner.plan.plan import Plan, arena_layout
 from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket, ShapeBucket
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
 from aspen_mp.shm.extents import FLOOR
@@ -46,6 +48,8 @@ Axes = list[tuple[int, Follows]]
 MOST_SAMPLES = 16
 """The most extents that are looked at."""
 _CANDIDATES = 512
+_LIKELY_TILES = 128
+"""Tiles of a step, more than most have."""
 _REAL = 1 << 52
 """Parameters from here on are the bits of a double."""
 
@@ -118,13 +122,30 @@ class BucketedGraph:
         self._twins[extents] = alike(self.most, storage)
         self.storages[extents] = storage
 
+    def arena_bytes(self) -> int:
+        """The likely size of an arena."""
+        return arena_layout(_LIKELY_TILES * len(self.most.steps), assign_offsets(tenants(self.most)))["arena_bytes"]
+
+    @property
+    def _most_bytes(self) -> int:
+        """The most memory of a plan that serves small requests, too. Plans for pictures of each size would take as much."""
+        if len(self.bucket.most) == 1:
+            return POLICY.broad_bytes
+        return min(POLICY.pictures_bytes, int(POLICY.pictures_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
+    def small_enough(self) -> None:
+        """Raises NoBucket where one tensor alone takes much memory."""
+        largest = max((ref.buffer.nbytes for ref in self.most.refs.values() if ref.buffer.space == ARENA), default=0)
+        if largest > self._most_bytes:
+            raise NoBucket(f"a tensor takes {largest} bytes")
+
     def mostly_the_same(self) -> None:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
         _mostly_the_same(self.most, self.storages[self.bucket.least])
 
     def keeps_busy(self, plan: Plan, workers: int) -> None:
         """Raises NoBucket where the plan leaves cores without tiles at the smallest extents, or takes much memory."""
-        if plan.activation_bytes + plan.request_bytes > POLICY.broad_bytes:
+        if plan.activation_bytes + plan.request_bytes > self._most_bytes:
             raise NoBucket(f"takes {plan.activation_bytes + plan.request_bytes} bytes")
         tiles = at(plan, self.bucket.least)[2]
         there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))

@@ -266,7 +266,7 @@ class Planner:
         from aspen_mp.planner.build import PlanOptions
 
         def sized(arena_bytes: int) -> None:
-            if not _stays(message) and _spare(arena_bytes, message.spares) < 0:
+            if not message.search and (_stays(message) or _spare(arena_bytes, message.spares) < 0):
                 self._ahead.begin(_roomy(arena_bytes))
 
         planning = self._request.planning
@@ -289,15 +289,20 @@ class Planner:
             side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
         stays, arena_bytes = _stays(message), plan.arena_layout()["arena_bytes"]
         spare = -1 if stays else _spare(arena_bytes, message.spares)
-        # Else there is one: the next request may well be for another plan.
-        for k in range(self._instances if stays else 1 if spare < 0 else 0):
+        for k in range(self._arenas(message) if spare < 0 else 0):
             if k and not spacious(arena_bytes):
                 break  # requests that could have run side by side take turns
-            made = None if stays else self._ahead.take(arena_bytes)
+            made = self._ahead.take(arena_bytes)
             with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
         self._ahead.close()  # before the plan cache's writer is forked
         return spare
+
+    def _arenas(self, message: PlanStage) -> int:
+        """How many arenas a plan has. One has to do where somebody waits for it: the next request may well be for another plan. A plan for
+        several lengths has large ones, which take long to make."""
+        several = message.bucket is not None and len(message.bucket.lengths) > 1
+        return self._instances if message.search or (_stays(message) and not several) else 1
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
         """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order

@@ -97,11 +97,11 @@ class Inspected(protocol.Message):
 
 
 class StagePlanned(protocol.Message):
-    """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
-    `packed` the keys that were packed for this plan. `spare`: which of the job's spare arenas is its own, instead of one among the
-    segments; -1 for none. `served_bucket`: of a plan for a shape bucket; its slots are those where it is largest; `no_bucket`: there is
-    none for any bucket of the length; `why`: the plan does not serve the wanted bucket. `work_ns`: of all tiles, as expected. `digest`: of the model's contents, `files`: what new weight
-    segments are called in the plan cache, by number; both only where there is a cache."""
+    """`weights`: the numbers of the model's weight segments, for what the plan's operands call WEIGHTS + 0, 1, … `packed`:
+    the keys that were packed for this plan. `spare`: which of the job's spare arenas is its own, instead of one among the segments; -1
+    for none. `served_bucket`: of a plan for a shape bucket; its slots are those where it is largest; `no_bucket`: there is none for any
+    bucket of the length; `why`: the plan does not serve the wanted bucket. `work_ns`: of all tiles, as expected. `digest`: of the
+    model's contents, `files`: what new weight segments are called in the plan cache, by number; both only where there is a cache."""
 
     region: int
     inputs: list[Slot]

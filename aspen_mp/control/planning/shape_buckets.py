@@ -104,10 +104,11 @@ def broad_bucket(extent: int) -> tuple[int, int] | None:
 
 
 def side_bucket(extent: int, factor: int) -> tuple[int, int]:
-    """Return as `narrow_bucket` the bucket of one of several lengths. Each ends at `factor` times the end of the one before."""
+    """Return as `narrow_bucket` the bucket of one of several lengths. Each begins where the one before ends, because sides of pictures are
+    often such lengths, and ends at `factor` times as much."""
     least, most = POLICY.least_extent, POLICY.short_side
     while extent > most:
-        least, most = most + 1, factor * most
+        least, most = most, factor * most
     return least, most
 
 
@@ -169,6 +170,11 @@ def _together(found: Sequence[Axes]) -> Axes | None:
     if any(sum(map(bool, axis)) > 1 for axes in inputs for axis in axes):
         return None
     return tuple(tuple(sum(k * bool(number) for k, number in enumerate(axis, 1)) for axis in axes) for axes in inputs)
+
+
+def _is_picture(axes: Axes) -> bool:
+    """Whether an input has two of the lengths behind its batch."""
+    return any(len({*row[1:]} - {0}) > 1 for row in axes)
 
 
 def _changed(one: Sequence[Bind], two: Sequence[Bind], axes: Axes) -> bool:
@@ -279,13 +285,18 @@ class Buckets:
         return list(reversed(chosen.values()))
 
     def _sides(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
-        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such."""
+        """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such. Texts have broad ones,
+        because their batches are small where they are long."""
         found = []
+        partitions: list[Callable[[int], tuple[int, int] | None]] = [] if _is_picture(axes) else [broad_bucket]
+        partitions += [partial(side_bucket, factor=factor) for factor in POLICY.side_factors]
         for unit in (1, POLICY.coarse_unit):
             if min(lengths) < POLICY.least_extent or any(length % unit for length in lengths):
                 continue
-            for factor in POLICY.side_factors:
-                ends = [side_bucket(length, factor) for length in lengths]
+            for bucket in partitions:
+                ends = [end for length in lengths if (end := bucket(length)) is not None]
+                if len(ends) < len(lengths):
+                    continue
                 least, most = (tuple(end[k] for end in ends) for k in range(2))
                 one = Range(tuple(-(-a // unit) for a in least), tuple(b // unit for b in most), unit, "busy")
                 fits = all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
