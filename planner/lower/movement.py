@@ -317,6 +317,7 @@ def resize(b: Builder, node: Node, x: Tensor) -> Tensor:
         coordinate = "align_fractional_corners"
     if (
         shape == x.shape
+        and not (b.any_size and node.attrs.get("scales") is None)  # at another size it may be resized
         and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners", "align_fractional_corners"}
         and all(s == 1.0 for s in scales)
     ):

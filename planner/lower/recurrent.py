@@ -7,13 +7,12 @@ more than one run for a layer. The runs write their parts of Y where Y lies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Node, Tensor
-from aspen_mp.planner.layout.grids import split
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
@@ -142,7 +141,7 @@ def _direction(
     if bias is not None and layer.attrs.get("form") == "reset last":
         n = 3 * layer.hidden
         inner = b.derived(bias, f"inner{k}", (layer.hidden,), lambda v: v[k, n + 2 * layer.hidden :], view=True)
-    cuts = runs(layer)
+    cuts = runs(b, layer)
     halves = layer.resets_first and layer.alone
     parts = [(0, 2), (2, 3)] if halves else [(0, layer.gates)]
     packed = [b.packed_recurrent(r, k, part, gates_first=layer.resets_first and not halves) for part in parts]
@@ -192,15 +191,18 @@ def _state(b: Builder, state: Tensor, k: int) -> Tensor:
     return b.reshape(b.slice(state, (k, 0, 0), (1, 1, 1), shape), (1, *shape))
 
 
-def runs(layer: Layer) -> list[tuple[int, int]]:
+def runs(b: Builder, layer: Layer) -> list[tuple[int, int]]:
     """The runs of steps of a direction that are a node each, [begin, end), in the order of steps.
 
     A run's tiles only share rows of the batch, so one core has to read all recurrent weights for every step. Where they stay in its own
     cache that is as fast as it gets, and a run should be long. A node costs planning, scheduling a tile, and fetching a state from another
     core. Where they do not, steps are nodes (`ALONE_BYTES`). The number of nodes is bounded in either case (`RUNS`, `MOST_ALONE`).
+
+    No run is shorter where there are more steps, so that a plan can serve sequences of any length.
     """
     if layer.alone:
         return [(k, k + 1) for k in range(layer.steps)]
     step_ns = max(layer.weights * BYTE_NS, 0.5 * layer.weights * layer.batch * FLOP_NS)
-    parts = min(RUNS, layer.steps, max(1, int(layer.steps * step_ns / RUN_NS)))
-    return [(int(a), int(e)) for a, e in pairwise(split(layer.steps, parts))]
+    parts = b.decide(lambda: min(RUNS, layer.steps, max(1, int(layer.steps * step_ns / RUN_NS))))
+    assert isinstance(parts, int)
+    return list(pairwise(accumulate(((layer.steps + k) // parts for k in range(parts)), initial=0)))

@@ -134,19 +134,17 @@ class BucketedGraph:
         return min(POLICY.pictures_bytes, int(POLICY.pictures_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
     def small_enough(self) -> None:
-        """Raises NoBucket where one tensor alone takes much memory."""
-        largest = max((ref.buffer.nbytes for ref in self.most.refs.values() if ref.buffer.space == ARENA), default=0)
-        if largest > self._most_bytes:
-            raise NoBucket(f"a tensor takes {largest} bytes")
+        """Raises NoBucket where the plan is going to take much memory."""
+        needed = assign_offsets(tenants(self.most)) + self.most.request_bytes
+        if needed > self._most_bytes:
+            raise NoBucket(f"takes {needed} bytes")
 
     def mostly_the_same(self) -> None:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
         _mostly_the_same(self.most, self.storages[self.bucket.least])
 
     def keeps_busy(self, plan: Plan, workers: int) -> None:
-        """Raises NoBucket where the plan leaves cores without tiles at the smallest extents, or takes much memory."""
-        if plan.activation_bytes + plan.request_bytes > self._most_bytes:
-            raise NoBucket(f"takes {plan.activation_bytes + plan.request_bytes} bytes")
+        """Raises NoBucket where the plan leaves cores without tiles at the smallest extents."""
         tiles = at(plan, self.bucket.least)[2]
         there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))
         ns = np.array([tile_cost.whole_ns(node) for node in self.storages[self.bucket.least].steps])

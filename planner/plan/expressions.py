@@ -155,7 +155,8 @@ class Expressions:
         fits = self._fits(numbers, likely, divisors)
         if not fits:
             others = [value for value in range(len(self._vectors)) if value not in likely]
-            for scale in dict.fromkeys((1, abs(_change(numbers)[1]))):
+            multiple = abs(_change(numbers)[1])
+            for scale in (scale for scale in range(1, LARGEST_DIVISOR + 1) if multiple % scale == 0):
                 fits += self._fits(numbers, [*likely, *others], divided, scale)
         if not fits:
             return None

@@ -270,6 +270,28 @@ def test_embeddings_of_places_that_count_on() -> None:
     check(model, lambda extent: {"past": (extent, 8)}, 16, 23, [16, 23, 20])
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_sequences_of_any_length(op: str, gates: int) -> None:
+    """Two layers in both directions, whose runs of steps grow with the sequence."""
+    rng, hidden = np.random.default_rng(5), 64
+    weights, nodes, last, size = [], [], "x", 12
+    for layer in range(2):
+        for name, shape in (("w", (2, gates * hidden, size)), ("r", (2, gates * hidden, hidden)), ("b", (2, 2 * gates * hidden))):
+            values = rng.standard_normal(shape) / np.sqrt(hidden)
+            weights.append(numpy_helper.from_array(values.astype(np.float32), f"{name}{layer}"))
+        inputs = [last, f"w{layer}", f"r{layer}", f"b{layer}"]
+        nodes.append(helper.make_node(op, inputs, [f"y{layer}", f"h{layer}"], direction="bidirectional", hidden_size=hidden))
+        nodes.append(helper.make_node("Transpose", [f"y{layer}"], [f"t{layer}"], perm=[0, 2, 1, 3]))
+        nodes.append(helper.make_node("Reshape", [f"t{layer}", "rows"], [f"o{layer}"]))
+        last, size = f"o{layer}", 2 * hidden
+    weights.append(numpy_helper.from_array(np.array([0, 0, -1], np.int64), "rows"))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", 3, 12])
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("o1", "h1")]
+    graph = helper.make_graph(nodes, op, [x], outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    check(model, lambda extent: {"x": (extent, 3, 12)}, 32, 200, [32, 33, 200, 101, 77, 64], rtol=2e-6)
+
+
 def test_a_cache_of_any_length() -> None:
     cache = lambda extent: (1, 2, extent, 16)  # noqa: E731
     shapes: Shapes = lambda extent: {"ids": (1, 1), "past_k": cache(extent), "past_v": cache(extent)}  # noqa: E731

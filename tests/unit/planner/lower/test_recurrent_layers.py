@@ -22,6 +22,7 @@ from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.lower import recurrent
+from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.lower.recurrent import MOST_ALONE, RUNS, Layer, runs
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.tables import KERNEL_BY_CODE
@@ -161,7 +162,7 @@ def test_number_of_nodes_is_bounded(op: str) -> None:
     for hidden in (8, 256, 512, 2048):
         for batch in (1, 64):
             for steps in (1, 2, MOST_ALONE, MOST_ALONE + 1, 5000):
-                cuts = runs(Layer(op, attrs, steps, batch, hidden))
+                cuts = runs(Builder(), Layer(op, attrs, steps, batch, hidden))
                 assert [a for a, _ in cuts] == [0, *(e for _, e in cuts[:-1])]
                 assert cuts[-1][1] == steps
                 assert len(cuts) * (1 + (op == "GRU")) <= MOST_ALONE

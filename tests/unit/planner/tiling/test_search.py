@@ -299,7 +299,7 @@ def test_what_tiles_read_of_each_other(storage: Storage, workers: int) -> None:
         assert all(nbytes == whole[tile] for tile, nbytes in entries(group))
     for k, node in enumerate(storage.steps):
         wanted: list[Counter[tuple[int, float]]] = [Counter() for _ in range(grids[k].n)]
-        for cells in edges._read(node, *boxes[k], grids):
+        for cells in edges._read(node, np.arange(grids[k].n), *boxes[k], grids):
             for tile, lo, hi in zip(cells.tiles.tolist(), cells.lo, cells.hi, strict=True):
                 for parent, (first, last) in enumerate(zip(*boxes[cells.step], strict=True)):
                     shared = 4 * np.maximum(np.minimum(hi, last) - np.maximum(lo, first), 0).prod()
