@@ -480,6 +480,10 @@ class ChildSide:
                     answer = JobFailed(type(error).__name__, str(error))
                 except MemoryError as error:
                     answer = JobFailed("ResourceLimitError", _too_large(error))
+                except SystemError as error:
+                    if "without setting an exception" not in str(error):
+                        raise
+                    answer = JobFailed("ResourceLimitError", _too_large(MemoryError()))  # C code that found no memory says no more
                 except RecursionError:
                     answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
                 self.send(answer)

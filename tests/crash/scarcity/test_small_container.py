@@ -37,6 +37,12 @@ def test_ever_new_sizes(tmp_path: Path) -> None:
     for value in (*model.graph.input, *model.graph.output):
         for axis, name in ((2, "rows"), (3, "columns")):
             value.type.tensor_type.shape.dim[axis].dim_param = name
+    # Half of a remainder lies before the picture, so that there is a plan for each size.
+    model.graph.node[-1].output[0] = "all"
+    pool = onnx.helper.make_node("AveragePool", ["all"], ["y"], kernel_shape=[4, 4], strides=[4, 4], auto_pad="SAME_UPPER")
+    model.graph.node.append(pool)
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None))
     onnx.save(model, tmp_path / "m.onnx")
     with cgroup("memory") as box:
         (box / "memory.limit_in_bytes").write_text(str(LIMIT))
