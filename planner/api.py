@@ -128,15 +128,15 @@ def plan_bucket(
     bucketed = BucketedGraph(bucket, assign_storage(graph))
     if demand == "busy":
         bucketed.small_enough()
-    if build is not None and build.sized is not None:  # long before the plan is done
-        build.sized(bucketed.arena_bytes())
-        build = replace(build, sized=None)
     samples = bucket.samples()
     for number, extents in enumerate(samples):
         try:
             bucketed.add(extents, bucketed.most if number == 0 else assign_storage(alike.at(extents)[1]))
         except NoBucket as reason:
             raise NoBucket(str(reason), elsewhere=reason.elsewhere and number != 1) from None
+        if number == 1 and build is not None and build.sized is not None:  # where neighbours differ, there is no plan
+            build.sized(bucketed.arena_bytes())
+            build = replace(build, sized=None)
         if demand == "even" and extents == bucket.least:
             bucketed.mostly_the_same()
     while (more := bucketed.missing()) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from aspen_mp.shm.bindings import _tables
 
@@ -36,8 +36,8 @@ def extents_of(found: int, n: int) -> tuple[int, ...]:
     return tuple(found >> bits(n) * k & (1 << bits(n)) - 1 for k in range(n))
 
 
-def values_at(rows: Sequence[Row], extents: Sequence[int]) -> list[int]:
-    """All values, the extents first."""
+def values_at(rows: Sequence[Row], extents: Sequence[Any]) -> list[Any]:
+    """All values, the extents first: integers, or arrays of them if each extent is an array."""
     found = list(extents)
     for kind, u, v, a, b, c in rows:
         if kind == FLOOR:

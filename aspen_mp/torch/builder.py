@@ -86,7 +86,7 @@ class Builder:
         self.constants: dict[str, npt.NDArray[Any]] = {}
         self.out: Any = None
         self.node: Any = None
-        """The FX node that nodes are written for now."""
+        """The FX node whose nodes are being written."""
         self.used: set[int] = set()
         """Which results of the present FX node are read, where it has several."""
         self.made: dict[str, NodeProto] = {}

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import shape_inference
 
 from aspen_mp.bench import models
 from aspen_mp.bench.figures.lengths import Found, LengthsResult, Say, Turns, plot
@@ -86,7 +85,6 @@ def _open_sides(model: onnx.ModelProto) -> None:
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    shape_inference.infer_shapes(model, check_type=True)
 
 
 def stream(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket
-from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row
+from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row, values_at
 
 Ints = npt.NDArray[np.int64]
 LARGEST_DIVISOR: Final = 64
@@ -112,17 +112,16 @@ class Expressions:
     def separating(self, candidates: Sequence[Extents]) -> Extents | None:
         """The extents that say most of what is not known yet. None: no candidate says anything.
 
-        Floors that fit have to differ somewhere. So the remainders of each floor are seen that tell it from any other. Each length has to
+        Floors that fit have to differ somewhere. So the remainders of each floor are seen that tell it from any other. Each value has to
         be even and odd somewhere: twice the half of an even length is that length.
         """
-        at = values_of(self.rows, np.array(candidates, np.int64))
+        at: list[Ints] = values_at(self.rows, list(np.array(candidates, np.int64).T))
         told = np.zeros(len(candidates))
         for fits in self._unsure:
             results = np.sort([numbers for fit in fits for numbers in fit.all_of(at[fit.u])], axis=0)
             told += np.count_nonzero(np.diff(results, axis=0), axis=0) / len(results)
-        kinds = [FLOOR] * self._samples.shape[1] + [row[0] for row in self.rows]
-        for kind, seen, found in zip(kinds, self._vectors, at, strict=True):
-            if kind == FLOOR and (seen % 2 == seen[0] % 2).all():
+        for seen, found in zip(self._vectors, at, strict=True):
+            if (seen % 2 == seen[0] % 2).all():
                 told += found % 2 != seen[0] % 2
         best = int(told.argmax())
         return tuple(candidates[best]) if told[best] > 0 else None
@@ -207,19 +206,6 @@ class Expressions:
             if (vector - vector[0] == change).all():
                 return Follows(self._add(vector, (SUM, u, v, a, b, 1)), 1)
         return None
-
-
-def values_of(rows: Sequence[Row], extents: Ints) -> list[Ints]:
-    """All values at many extents [n, extents]: as `aspen_mp.shm.extents.values_at`."""
-    found: list[Ints] = list(extents.T)
-    for kind, u, v, a, b, c in rows:
-        if kind == FLOOR:
-            found.append((a * found[u] + b) // c)
-        elif kind == PRODUCT:
-            found.append(found[u] * found[v])
-        else:
-            found.append(a * found[u] + b * found[v])
-    return found
 
 
 def _change(numbers: Ints) -> tuple[bytes, int]:

@@ -1,7 +1,6 @@
 # cython: language_level=3, boundscheck=False
 """The control segment as the planner process sees it. Documentation of names: _control.pyi."""
 
-
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset

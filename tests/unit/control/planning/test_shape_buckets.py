@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
 
@@ -260,3 +261,66 @@ def test_names_of_axes_say_what_has_changed() -> None:
     other.learn(text(20, batch=3))
     other.learn(text(47, batch=5))
     assert other.lengths == [((1, 2), (1, 2))]
+
+
+def picture(height: int, width: int, batch: int = 1) -> list[Bind]:
+    return [Bind("x", "float32", [batch, 3, height, width], None)]
+
+
+PLAIN: Range = Range((160, 160), (640, 640), 1, "busy")
+
+
+def learned(*shapes: list[Bind], symbols: Sequence[shape_buckets.Axes] = ()) -> Buckets:
+    known = Buckets()
+    for binds in shapes:
+        known.learn(binds, symbols)
+    return known
+
+
+def test_sides_of_pictures_are_lengths_of_one_bucket() -> None:
+    known = learned(picture(200, 300), picture(251, 477))
+    bucket = known.wanted(picture(251, 477))
+    assert bucket is not None
+    assert bucket.axes == ((0, 0, 1, 2),)
+    assert bucket.lengths == (251, 477)
+    assert bucket.ranges == (PLAIN, Range((160, 320), (320, 640), 1, "busy"))
+    assert bucket.largest(picture(251, 477), PLAIN) == picture(640, 640)
+    known.add(picture(251, 477), bucket, PLAIN, b"plan")
+    assert known.find(picture(160, 640)) == b"plan"
+    assert known.find(picture(160, 641)) is None
+    assert known.find(picture(200, 300, batch=2)) is None
+    known.drop(b"plan")
+    assert known.find(picture(160, 640)) is None
+
+
+def test_sides_may_come_in_coarse_steps() -> None:
+    """A model that takes multiples of 32 alone has no plan for other sizes: the last ranges are in such steps."""
+    known = learned(picture(224, 320), picture(256, 480))
+    bucket = known.wanted(picture(256, 480))
+    assert bucket is not None
+    coarse = Range((5, 5), (20, 20), 32, "busy")
+    assert bucket.ranges[0] == PLAIN
+    assert bucket.ranges[2] == coarse
+    assert bucket.largest(picture(256, 480), coarse) == picture(640, 640)
+    known.add(picture(256, 480), bucket, coarse, b"plan")
+    assert known.find(picture(160, 608)) == b"plan"
+    assert known.find(picture(161, 608)) is None
+    assert known.wanted(picture(161, 608)) is None, "the model has none in steps of one"
+
+
+def test_batches_of_texts_have_broad_buckets() -> None:
+    bucket = learned(text(20, batch=3), text(47, batch=5)).wanted(text(47, batch=5))
+    assert bucket is not None
+    assert [(one.least, one.most) for one in bucket.ranges] == [((2, 32), (31, 511)), ((2, 40), (10, 160)), ((2, 40), (10, 80))]
+
+
+def test_more_lengths_than_a_plan_has_are_none() -> None:
+    one, other = (Bind("x", "float32", [2 * k, 3 * k, 5 * k, 7 * k], None) for k in (1, 2))
+    assert shape_buckets.difference([one], [other]) is None
+
+
+@given(st.integers(2, 1 << 14), st.sampled_from(POLICY.side_factors))
+def test_every_side_is_in_a_bucket(side: int, factor: int) -> None:
+    least, most = shape_buckets.side_bucket(side, factor)
+    assert least <= side <= most
+    assert most <= factor * least or least == POLICY.least_extent

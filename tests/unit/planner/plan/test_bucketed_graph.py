@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from bucketed_plans import GRAPHS, Make, Runner, bucketed, expected, feeds_of, graph_at, keys, places, single, tokens
 from graphs_by_hand import GraphBuilder
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.plan import extents, plan_file
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
+from aspen_mp.shm import extents as words
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, KERNELS, LIMITS, NUMBER, NUMBER_TABLES, SPACES
+from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, KERNELS, LIMITS, NUMBER, NUMBER_TABLES, SPACES, VALUE, VALUE_KINDS
+from aspen_mp.workers._dse import PlanRunner
 
 
 @pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
@@ -298,6 +302,59 @@ def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
             assert (low >= 0).all(), f"case {case}, extent {extent}"
             assert (high <= size).all(), f"case {case}, extent {extent}"
     assert accepted > 100
+
+
+def with_values(plan: Plan) -> Plan:
+    """Three values that nothing follows from."""
+    kinds = VALUE_KINDS
+    rows = [(kinds["FLOOR"], 0, 0, 0, 1, 1, 2), (kinds["PRODUCT"], 0, 1, 0, 0, 0, 1), (kinds["SUM"], 1, 2, 0, 1, 1, 1)]
+    plan.values = np.array(rows, VALUE)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "value"),
+    [
+        (0, "kind", 3),
+        (0, "u", 1),
+        (1, "v", 2),
+        (2, "u", 9),
+        (0, "a", -1),
+        (0, "a", 1 << 62),
+        (0, "b", -9),
+        (0, "b", (1 << 63) - 1),
+        (0, "c", 0),
+        (0, "c", -1),
+        (2, "a", -1),
+        (2, "b", -1),
+        (2, "b", 1 << 62),
+    ],
+)
+def test_values_that_fall_or_lead_nowhere_are_refused(at: int, name: str, value: int) -> None:
+    plan = with_values(bucketed(tokens, 1, 9))
+    validate(plan.segment())
+    Runner(plan)
+    plan.values[name][at] = value
+    with pytest.raises(PlanError, match=rf"^plan values\[{at}\]"):
+        validate(plan.segment())
+    with pytest.raises(PlanError, match="a value is none, negative or too large"):
+        Runner(plan)
+
+
+@pytest.mark.parametrize(("least", "most"), [((1, 1, 1), (9, 9, 1024)), ((1, 1), (9, 1 << 16)), ((1, 5), (9, 4)), ((1, 0), (9, 4))])
+def test_extents_have_room_in_their_word(least: tuple[int, ...], most: tuple[int, ...]) -> None:
+    plan = bucketed(tokens, 1, 9)
+    plan.least, plan.most = least, most
+    with pytest.raises(PlanError, match="extents lie within"):
+        validate(plan.segment())
+    with pytest.raises(PlanError, match="no range of extents"):
+        PlanRunner(plan.segment(), [], np.zeros(0, np.uint8), np.zeros(0, np.uint8))
+
+
+@given(st.lists(st.integers(1, 1023), min_size=1, max_size=3))
+def test_a_word_says_its_extents(found: list[int]) -> None:
+    assert words.extents_of(words.word(found), len(found)) == tuple(found)
+    assert all(extent <= room for extent, room in zip(found, words.room(len(found)), strict=True))
 
 
 def test_strides_that_change_go_upwards() -> None:
