@@ -47,6 +47,8 @@ Axes = list[tuple[int, Follows]]
 """The axes of a tensor that follow from values, and from which."""
 MOST_SAMPLES = 16
 """The most extents that are looked at."""
+CHECKS = 2
+"""The last extents that are looked at, which change nothing that has been found."""
 _CANDIDATES = 512
 _LIKELY_TILES = 128
 """Tiles of a step, more than most have."""
@@ -116,6 +118,7 @@ class BucketedGraph:
         self._rows: dict[int, int] = {}
         self._found: dict[Extents, _Numbers] = {}
         self._follows: dict[bytes, Follows] = {}
+        self._agreed = 0
 
     def add(self, extents: Extents, storage: Storage) -> None:
         """The graph at other extents, `most` first. Raises NoBucket where it is another one."""
@@ -166,8 +169,7 @@ class BucketedGraph:
         found = self.expressions.separating(candidates)
         if found is not None and len(self.storages) >= MOST_SAMPLES:
             raise NoBucket("more than one expression fits what is known")
-        checked = len(self.storages) > len(self.bucket.samples())
-        if found is None and not checked and (self.expressions.floors or len(self.bucket.most) > 1):
+        if found is None and self._agreed < CHECKS and (self.expressions.floors or len(self.bucket.most) > 1):
             return candidates[0]
         return found
 
@@ -179,8 +181,10 @@ class BucketedGraph:
         single = np.all([n.dims == 1 for n in numbers], axis=0)
         for n in numbers:
             n.strides[single] = numbers[0].strides[single]
+        before = self.expressions.rows, self.numbers.tolist()
         self.expressions, self._follows = Expressions(list(self._found)), {}
         rows = self._numbers_of_steps(numbers)
+        self._agreed = self._agreed + 1 if before == (self.expressions.rows, rows) else 0
         self.numbers = np.array(rows, NUMBER)
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
         self.values = np.array([(kind, u, v, 0, a, b, c) for kind, u, v, a, b, c in self.expressions.rows], VALUE)

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 LARGEST_DIVISOR: Final = 64
 """The largest step of windows, in pixels."""
 LARGEST_FRACTION: Final = 4
-"""The largest divisor of fractions by which pictures are enlarged."""
+"""The largest divisor of fractions by which pictures are enlarged, and the largest factor."""
 _LARGEST: Final = 1 << 40
 
 
@@ -172,12 +172,15 @@ class Expressions:
         rest = int(numbers[0] % scale)
         wanted = numbers // scale
         bases, c = np.stack([self._vectors[u] for u in changing]), np.array(divisors)[:, None]
-        a = np.rint(c * np.ptp(wanted) / np.ptp(bases, axis=1)).astype(np.int64)
-        apart = c[:, :, None] * wanted - a[:, :, None] * bases
-        low, high = apart.max(axis=2), apart.min(axis=2) + c - 1
-        whole = (a == 1) | ((a > 1) & (c <= LARGEST_FRACTION) & (np.gcd(a, c) == 1))
-        found = np.argwhere(whole & (low <= high)).tolist()
-        return [_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k]), scale, rest) for i, k in found]
+        larger = np.rint(c * np.ptp(wanted) / np.ptp(bases, axis=1)).astype(np.int64)
+        several = (larger > 1) & (larger <= LARGEST_FRACTION * c) & (c <= LARGEST_FRACTION) & (np.gcd(larger, c) == 1)
+        fits = []
+        for a, allowed in ((np.ones_like(larger), np.ones_like(several)), (larger, several)):
+            apart = c[:, :, None] * wanted - a[:, :, None] * bases
+            low, high = apart.max(axis=2), apart.min(axis=2) + c - 1
+            for i, k in np.argwhere(allowed & (low <= high)).tolist():
+                fits.append(_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k]), scale, rest))
+        return fits
 
     def _product(self, numbers: Ints) -> Follows | None:
         key, divisor = _change(numbers)
@@ -196,10 +199,12 @@ class Expressions:
         first, second = np.triu_indices(len(own), 1)
         x, y = own[first], own[second]
         xx, yy, xy = (x * x).sum(1), (y * y).sum(1), (x * y).sum(1)
-        xz, yz, area = x @ change, y @ change, (x * x).sum(1) * (y * y).sum(1) - (x * y).sum(1) ** 2
-        with np.errstate(all="ignore"):
-            p, q = np.rint((xz * yy - yz * xy) / area), np.rint((yz * xx - xz * xy) / area)
-        fits = (area > 0) & (p > 0) & (q > 0) & (np.abs(p[:, None] * x + q[:, None] * y - change) < 0.5).all(axis=1)
+        area = xx * yy - xy**2
+        some = area > 0
+        first, second, x, y, xx, yy, xy, area = (part[some] for part in (first, second, x, y, xx, yy, xy, area))
+        xz, yz = x @ change, y @ change
+        p, q = np.rint((xz * yy - yz * xy) / area), np.rint((yz * xx - xz * xy) / area)
+        fits = (p > 0) & (q > 0) & (np.abs(p[:, None] * x + q[:, None] * y - change) < 0.5).all(axis=1)
         for at in np.flatnonzero(fits).tolist():
             u, v, a, b = int(first[at]), int(second[at]), int(p[at]), int(q[at])
             vector = a * self._vectors[u] + b * self._vectors[v]
