@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,8 @@ MOST_SAMPLES = 16
 CHECKS = 2
 """The last extents that are looked at, which change nothing that has been found."""
 _CANDIDATES = 512
+_LARGEST_FRACTION = 4
+"""The largest divisor of fractions by which pictures are resized."""
 _LIKELY_TILES = 128
 """Tiles of a step, more than most have."""
 _REAL = 1 << 52
@@ -252,30 +255,30 @@ class BucketedGraph:
         for node in self.most.steps:
             made, end = at + len(node.outputs), at + len(node.outputs) + len(node.inputs)
             bases = [vector for vector in dims[made:end].reshape(-1, len(numbers)) if (vector != vector[0]).any()]
-            what, divisors = f"{node.op} {node.name!r}", _divisors(node)
+            what, by = f"{node.op} {node.name!r}", _steps_of(node)
             for operand in (*range(made, end), *range(at, made)):
-                out += self._rows_of("DIM", operand * RANK, dims[operand], bases, divisors, what)
+                out += self._rows_of("DIM", operand * RANK, dims[operand], bases, by, what)
             for operand in range(at, end):
-                moved = self._rows_of("STRIDE", operand * RANK, strides[operand], bases, divisors, what)
-                moved += self._rows_of("OFFSET", operand, offsets[operand : operand + 1], bases, divisors, what)
+                moved = self._rows_of("STRIDE", operand * RANK, strides[operand], bases, by, what)
+                moved += self._rows_of("OFFSET", operand, offsets[operand : operand + 1], bases, by, what)
                 if moved and fixed[operand]:
                     raise NoBucket(f"where {what} finds a weight changes")
                 out += moved
             count = len(params(node))
             own = values[param : param + count]
             real = (np.abs(own) >= _REAL).all(axis=1)
-            out += self._rows_of("PARAM", param, np.where(real[:, None], own[:, :1], own), bases, divisors, what)
+            out += self._rows_of("PARAM", param, np.where(real[:, None], own[:, :1], own), bases, by, what)
             out += self._ratios(param, np.where(real[:, None], own, own[:, :1]), dims[at], dims[made], what)
             at, param = end, param + count
         return out
 
     def _rows_of(
-        self, table: str, first: int, vectors: Ints, bases: Sequence[Ints], divisors: Sequence[int], what: str
+        self, table: str, first: int, vectors: Ints, bases: Sequence[Ints], by: Sequence[Fraction], what: str
     ) -> list[tuple[int, int, int, int]]:
         """Rows for those of some numbers [n, extents] that change. They are `first` and the following of a table."""
         out = []
         for k in np.flatnonzero((vectors != vectors[:, :1]).any(axis=1)).tolist():
-            follows = self._follow(vectors[k], bases, divisors, what)
+            follows = self._follow(vectors[k], bases, by, what)
             if follows.per < 0 and table != "PARAM":
                 raise NoBucket(f"a number of {what} grows where the length shrinks")
             if table == "DIM":
@@ -283,10 +286,10 @@ class BucketedGraph:
             out.append((NUMBER_TABLES[table], follows.value, first + k, follows.per))
         return out
 
-    def _follow(self, numbers: Ints, bases: Sequence[Ints], divisors: Sequence[int], what: str) -> Follows:
+    def _follow(self, numbers: Ints, bases: Sequence[Ints], by: Sequence[Fraction], what: str) -> Follows:
         key = numbers.tobytes()
         if key not in self._follows:
-            self._follows[key] = self.expressions.follow(numbers, bases, divisors, what)
+            self._follows[key] = self.expressions.follow(numbers, bases, by, what)
         return self._follows[key]
 
     def _ratios(self, first: int, vectors: Ints, out: Ints, inputs: Ints, what: str) -> list[tuple[int, int, int, int]]:
@@ -381,13 +384,15 @@ class BucketedGraph:
         return found
 
 
-def _divisors(node: Node) -> list[int]:
-    """By how many pixels the windows of a step move, and those of several of its layers together."""
+def _steps_of(node: Node) -> list[Fraction]:
+    """What the lengths that a step reads are multiplied by: windows move by several pixels, those of its layers together by more; a picture
+    is resized by a fraction."""
     layers = [dict(step.attrs) for step in node.attrs["program"]] if "program" in node.attrs else [node.attrs]
-    found = {1}
+    moved = {1}
     for attrs in layers:
-        found |= {a * b for a in found for b in attrs.get("strides", ())}
-    return sorted(found - {1})
+        moved |= {a * b for a in moved for b in attrs.get("strides", ())}
+    resized = {Fraction(scale).limit_denominator(_LARGEST_FRACTION) for scale in node.attrs.get("scales", ())}
+    return [Fraction(1, pixels) for pixels in sorted(moved - {1})] + sorted(scale for scale in resized if scale.denominator > 1)
 
 
 def _uncovered(large: Sequence[Cells], small: Sequence[Cells], tiles: int) -> set[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -23,9 +24,8 @@ from aspen_mp.shm.extents import FLOOR, PRODUCT, SUM, Row, values_at
 Ints = npt.NDArray[np.int64]
 LARGEST_DIVISOR: Final = 64
 """The largest step of windows, in pixels."""
-LARGEST_FRACTION: Final = 4
-"""The largest divisor of fractions by which pictures are enlarged, and the largest factor."""
 _LARGEST: Final = 1 << 40
+_PARTS: Final = [Fraction(1, divisor) for divisor in range(2, LARGEST_DIVISOR + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,15 @@ class Expressions:
         for column in self._samples.T:
             self._add(column)
 
-    def follow(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int], what: str) -> Follows:
-        """The value that changing numbers follow from. `bases`: lengths that they are likely to be floors of. `divisors`: theirs, if they
-        are known. Raises NoBucket."""
-        found = self.known(numbers) or self._floor(numbers, bases, divisors) or self._product(numbers) or self._sum(numbers)
+    def follow(self, numbers: Ints, bases: Iterable[Ints], steps: Sequence[Fraction], what: str) -> Follows:
+        """The value that changing numbers follow from. `bases`: lengths that they are likely to be floors of. `steps`: what these are
+        multiplied by, if that is known. Raises NoBucket."""
+        read = self._read(bases)
+        found = self.known(numbers)
+        if found is not None:
+            self._doubt(numbers, found, read, steps)
+            return found
+        found = self._floor(numbers, read, steps) or self._product(numbers) or self._sum(numbers)
         if found is None:
             raise NoBucket(f"{what} does not grow evenly: {numbers.tolist()} at {self._samples.tolist()}", elsewhere=False)
         return found
@@ -145,18 +150,29 @@ class Expressions:
         self.length(vector)
         return value
 
-    def _floor(self, numbers: Ints, bases: Iterable[Ints], divisors: Sequence[int]) -> Follows | None:
-        """A floor of a length that a step reads, if it says by what it is divided. Else any floor: all that fit are noted."""
+    def _read(self, bases: Iterable[Ints]) -> list[Follows]:
+        """What the lengths that a step of the graph reads follow from."""
+        return list(dict.fromkeys(follows for base in bases if (follows := self.known(base)) is not None and follows.per > 0))
+
+    def _doubt(self, numbers: Ints, known: Follows, read: Sequence[Follows], steps: Sequence[Fraction]) -> None:
+        """Numbers seem to follow from a known value. If they may be floors of what a step reads as well, extents have to tell."""
+        fits = self._fits(numbers, read, steps)
+        for scale in _divisors(_change(numbers)[1]):
+            fits += self._fits(numbers, read, _PARTS[:1], scale)
+        if fits:
+            rest = int(numbers[0] - known.per * self._vectors[known.value][0])
+            self._unsure.append([_Fit(known.value, 1, 1, 0, 0, known.per, rest), *fits])
+
+    def _floor(self, numbers: Ints, read: Sequence[Follows], steps: Sequence[Fraction]) -> Follows | None:
+        """A floor of a length that a step of the graph reads, if the step says how it is multiplied. Else a part of any length: all that
+        fit are noted."""
         if (numbers < 0).any():
             return None
-        likely = list(dict.fromkeys(found.value for base in bases if (found := self.known(base)) is not None))
-        divided = range(2, LARGEST_DIVISOR + 1)
-        fits = self._fits(numbers, likely, divisors)
+        fits = self._fits(numbers, read, steps)
         if not fits:
-            others = [value for value in range(len(self._vectors)) if value not in likely]
-            multiple = abs(_change(numbers)[1])
-            for scale in (scale for scale in range(1, LARGEST_DIVISOR + 1) if multiple % scale == 0):
-                fits += self._fits(numbers, [*likely, *others], divided, scale)
+            others = [follows for value in range(len(self._vectors)) if (follows := Follows(value, 1)) not in read]
+            for scale in _divisors(_change(numbers)[1]):
+                fits += self._fits(numbers, [*read, *others], _PARTS, scale)
         if not fits:
             return None
         if sum(fit.high - fit.low + 1 for fit in fits) > 1:
@@ -164,23 +180,19 @@ class Expressions:
         best = fits[0]
         return Follows(self._add(numbers // best.scale, (FLOOR, best.u, 0, best.a, best.low, best.c)), best.scale)
 
-    def _fits(self, numbers: Ints, values: Sequence[int], divisors: Sequence[int], scale: int = 1) -> list[_Fit]:
-        """Floors of any of these values, divided by any of these, that fit, times `scale`; the smallest divisors first."""
-        changing = [u for u in values if np.ptp(self._vectors[u])]
-        if not changing or not divisors:
+    def _fits(self, numbers: Ints, lengths: Sequence[Follows], steps: Sequence[Fraction], scale: int = 1) -> list[_Fit]:
+        """Floors of any of these lengths, multiplied by any of these steps, that fit, times `scale`; the first steps first."""
+        changing = [length for length in lengths if np.ptp(self._vectors[length.value])]
+        if not changing or not steps:
             return []
         rest = int(numbers[0] % scale)
-        wanted = numbers // scale
-        bases, c = np.stack([self._vectors[u] for u in changing]), np.array(divisors)[:, None]
-        larger = np.rint(c * np.ptp(wanted) / np.ptp(bases, axis=1)).astype(np.int64)
-        several = (larger > 1) & (larger <= LARGEST_FRACTION * c) & (c <= LARGEST_FRACTION) & (np.gcd(larger, c) == 1)
-        fits = []
-        for a, allowed in ((np.ones_like(larger), np.ones_like(several)), (larger, several)):
-            apart = c[:, :, None] * wanted - a[:, :, None] * bases
-            low, high = apart.max(axis=2), apart.min(axis=2) + c - 1
-            for i, k in np.argwhere(allowed & (low <= high)).tolist():
-                fits.append(_Fit(changing[k], int(a[i, k]), divisors[i], int(low[i, k]), int(high[i, k]), scale, rest))
-        return fits
+        wanted, bases = numbers // scale, np.stack([self._vectors[length.value] for length in changing])
+        a = np.array([[step.numerator * length.per for length in changing] for step in steps])
+        c = np.array([step.denominator for step in steps])[:, None]
+        apart = c[:, :, None] * wanted - a[:, :, None] * bases
+        low, high = apart.max(axis=2), apart.min(axis=2) + c - 1
+        found = np.argwhere(low <= high).tolist()
+        return [_Fit(changing[k].value, int(a[i, k]), int(c[i, 0]), int(low[i, k]), int(high[i, k]), scale, rest) for i, k in found]
 
     def _product(self, numbers: Ints) -> Follows | None:
         key, divisor = _change(numbers)
@@ -211,6 +223,11 @@ class Expressions:
             if (vector - vector[0] == change).all():
                 return Follows(self._add(vector, (SUM, u, v, a, b, 1)), 1)
         return None
+
+
+def _divisors(multiple: int) -> list[int]:
+    """The divisors of a number that a length may be multiplied by."""
+    return [divisor for divisor in range(1, LARGEST_DIVISOR + 1) if multiple % divisor == 0]
 
 
 def _change(numbers: Ints) -> tuple[bytes, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ CASES = 200
 @dataclass
 class Lengths:
     """Lengths of a network, one after the other, at many extents at once. Each has the place of the one that it is made of, and what its
-    step says that it is divided by."""
+    step says that this one is multiplied by."""
 
     draw: random.Random
     extents: list[Ints]
-    made: list[tuple[Ints, int, list[int]]] = field(default_factory=list)
+    made: list[tuple[Ints, int, list[Fraction]]] = field(default_factory=list)
 
     @property
     def all(self) -> list[Ints]:
@@ -31,11 +32,14 @@ class Lengths:
 
     def add(self) -> None:
         at = self.draw.randrange(len(self.all))
-        u, kind = self.all[at], self.draw.choice(["window", "window", "twice", "halves", "longer", "product", "sum"])
-        told: list[int] = []
+        u, kind = self.all[at], self.draw.choice(["window", "window", "resized", "twice", "halves", "longer", "product", "sum"])
+        told: list[Fraction] = []
         if kind == "window":
             c = self.draw.choice([2, 2, 3, 4, 8])
-            length, told = (u + self.draw.randint(0, c)) // c, self.draw.choice([[], [c]])
+            length, told = (u + self.draw.randint(0, c)) // c, self.draw.choice([[], [Fraction(1, c)]])
+        elif kind == "resized":
+            scale = Fraction(self.draw.choice([3, 5, 7]), self.draw.choice([2, 4]))
+            length, told = u * scale.numerator // scale.denominator, [scale]
         elif kind == "twice":
             length = 2 * u
         elif kind == "halves":
