@@ -151,14 +151,14 @@ class Expressions:
         return value
 
     def _read(self, bases: Iterable[Ints]) -> list[Follows]:
-        """What the lengths that a step of the graph reads follow from."""
+        """The values that lengths follow from which a step of the graph reads."""
         return list(dict.fromkeys(follows for base in bases if (follows := self.known(base)) is not None and follows.per > 0))
 
     def _doubt(self, numbers: Ints, known: Follows, read: Sequence[Follows], steps: Sequence[Fraction]) -> None:
         """Numbers seem to follow from a known value. If they may be floors of what a step reads as well, extents have to tell."""
         fits = self._fits(numbers, read, steps)
         for scale in _divisors(_change(numbers)[1]):
-            fits += self._fits(numbers, read, _PARTS[:1], scale)
+            fits += self._fits(numbers, read, _PARTS if scale == 1 else _PARTS[:1], scale)
         if fits:
             rest = int(numbers[0] - known.per * self._vectors[known.value][0])
             self._unsure.append([_Fit(known.value, 1, 1, 0, 0, known.per, rest), *fits])
