@@ -385,8 +385,8 @@ class BucketedGraph:
 
 
 def _steps_of(node: Node) -> list[Fraction]:
-    """The factors of lengths that a step reads. Windows move by several pixels, those of its layers together by more. A picture is resized by
-    a fraction."""
+    """The factors of lengths that a step reads. Windows move by several pixels, those of its layers together by more. A picture is resized
+    by a fraction."""
     layers = [dict(step.attrs) for step in node.attrs["program"]] if "program" in node.attrs else [node.attrs]
     moved = {1}
     for attrs in layers:
