@@ -458,8 +458,8 @@ class Model(Submission):
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plan the model for inputs of these shapes now, instead of at the first request.
 
-        Tiles are searched as for the first shapes of a model. Other shapes that requests bring are planned without a search. Those that
-        come often are planned again with one, behind the requests.
+        The tiles of this plan are searched at once. A plan that a load or a request waits for is made without a search. Once its shapes
+        have come often it is made again with one, behind the requests.
 
         Args:
             shapes: {input: shape}, for every input that is not optional.
@@ -469,8 +469,13 @@ class Model(Submission):
             RequestError: A shape is missing or does not fit the model.
             ResourceLimitError: There is too little memory.
         """
+        self._plan(shapes, progress, ahead=True)
+
+    def _plan(
+        self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None, *, ahead: bool = False
+    ) -> None:
         blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
-        self._tree.plan_first(self._check(blanks), progress, ahead=True)
+        self._tree.plan_first(self._check(blanks), progress, ahead=ahead)
 
     def lend(self) -> int:
         """Return a descriptor, for reading, of the file in memory that the model was loaded from. The caller closes it.
@@ -492,7 +497,7 @@ class Model(Submission):
         """
         self._residence.tree()
         if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
-            self.prepare({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
+            self._plan({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
 
     def unload(self) -> None:
         """Give the model back. The runtime frees it when no client uses it any more and its last request has ended.

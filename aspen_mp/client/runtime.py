@@ -291,7 +291,7 @@ class Runtime:
         try:
             result.check_names(input_shapes or ())
             if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
-                result.prepare(fixed, progress)  # type: ignore[arg-type]
+                result._plan(fixed, progress, ahead=input_shapes is not None)  # type: ignore[arg-type]
             elif input_shapes is not None and (missing := ", ".join(sorted(set(shapes) - set(fixed)))):
                 raise RequestError(f"model {result.name!r}: input_shapes does not say all dimensions of {missing}. Give every one")
         except BaseException:

@@ -14,6 +14,8 @@ MOST_IN_FLIGHT = 1024
 Objective = Literal["latency", "throughput"]
 """The aim of a model's tiles and instances: that one request ends soon, or that many are done in a time."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")
+LEAST_SEARCHED_NS: Final = 100_000.0
+"""The tiles of networks of less work than this are not searched."""
 Effort = Literal["none", "quick", "thorough"]
 Vectors = Literal["", "short", "halved", "whole"]
 """The vectors that a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""

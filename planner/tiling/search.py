@@ -30,7 +30,7 @@ from aspen_mp.planner.cost.machine import CLASS_GAP, Machine, speed_classes
 from aspen_mp.planner.cost.scratch_reuse import Made, joined
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.job import progress, reasons
-from aspen_mp.planner.job.options import Effort
+from aspen_mp.planner.job.options import LEAST_SEARCHED_NS, Effort
 from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import Grid
@@ -67,8 +67,6 @@ LAYER: Final = 5
 """In networks of more steps than `MANY_STEPS`, the extra effort for each further one whenever a latency is found."""
 FOR_EACH_NS: Final = 0.2
 """The µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
-TOO_SMALL_NS: Final = 100_000.0
-"""Networks of less work than this are not searched."""
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
@@ -122,7 +120,7 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick", longest
     rules = {
         "no search was asked for": effort == "none",
         "one core": len(machine) < 2,
-        "the network takes too little time": work < TOO_SMALL_NS,
+        "the network takes too little time": work < LEAST_SEARCHED_NS,
         "the network has too many steps": BEGIN * len(storage.steps) > budget,
     }
     if unsearched := next((rule for rule, holds in rules.items() if holds), ""):

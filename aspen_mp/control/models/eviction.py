@@ -82,7 +82,7 @@ class Eviction:
         if len(model.live) < 2 or (len(model.live) <= MAX_PLANS and sum(map(self._bytes, model.live.values())) <= MAX_PLAN_BYTES):
             return None
         oldest = next(iter(model.live.values()))
-        if not newest.job.search:  # the next one most likely is for yet another shape
+        if not newest.job.recurs:  # the next one most likely is for yet another shape
             model.spares.expect(oldest.segments[1:])
         return oldest
 

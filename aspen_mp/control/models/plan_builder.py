@@ -55,6 +55,7 @@ class PlanningSetup:
     | `prepare()` | is called before a planning child is forked |
     | `prepared()` | whether `prepare` takes no time any more; if it does, it is begun in pieces |
     | `preempt_ms` | the longest tile beside requests of a higher class, in ms; 0: no limit |
+    | `replans` | whether plans are made again |
     """
 
     cache: Cache | None
@@ -65,6 +66,7 @@ class PlanningSetup:
     prepare: Callable[[], None]
     prepared: Callable[[], bool] = lambda: True
     preempt_ms: float = 0.0
+    replans: bool = True
 
 
 class PlanBuilder(ABC):

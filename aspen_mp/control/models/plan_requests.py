@@ -131,12 +131,13 @@ class PlanRequests(PlanBuilder):
 
     def _begin(self, model: Model, key: bytes, message: protocol.MakePlan, asker: Asker) -> None:
         """Begin a plan for a request: none serves it, and none for its shapes alone is being made."""
-        # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `replanning`.
-        search = len(message.stages) == 1 and not _hurried(model, message)
-        speeds, rates = self._setup.speeds(), self._setup.rates_name
-        job = PlanStage(message.stages, message.capacities, speeds, rates, search, len(message.stages) == 1)
+        # Nobody who waits is kept waiting for a search: what is asked for often is searched afterwards. See `replanning`.
+        alone = len(message.stages) == 1
+        recurs = alone and not _others(model, message)
+        search = recurs and not (self._setup.replans and _afterwards(model, message))
+        job = PlanStage(message.stages, message.capacities, self._setup.speeds(), self._setup.rates_name, search, recurs, alone)
         entry = self.kept(model, job)
-        if entry is None and not search and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
+        if entry is None and not recurs and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
             key = _bucket_key(message.stages[0], bucket, bucket.widest)
             entry = self.kept_bucket(model, job, bucket)
         if self.stop_background(model, but=key):
@@ -205,7 +206,7 @@ class PlanRequests(PlanBuilder):
             tries = model.ahead.get(key, 0)
             if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
-                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.rates_name, False)
+                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.rates_name, search=False, recurs=False)
                 entry: Entry | None = self.kept_bucket(model, job, wanted)
                 self.begin(self._request(Plan(model, key, job, background=True)), entry)
                 return
@@ -298,11 +299,16 @@ def _by_shape(message: protocol.MakePlan) -> bool:
     return plain and all(bind.value is None and bind.dtype != "object" for bind in message.stages[0])
 
 
-def _hurried(model: Model, message: protocol.MakePlan) -> bool:
-    """Whether a request waits for a plan whose shapes may be one of many: not the model's first ones, or pictures of any size."""
-    how = model.request.planning
+def _others(model: Model, message: protocol.MakePlan) -> bool:
+    """Whether a request's shapes may be one of many: not the model's first ones, or pictures of any size."""
     others = bool(model.begun) or any(plan.answer.plan for plan in model.live.values()) or _any_size(model)
-    return others and not message.ahead and how.search == "quick" and how.tiles is None
+    return others and _afterwards(model, message)
+
+
+def _afterwards(model: Model, message: protocol.MakePlan) -> bool:
+    """Whether a plan is searched afterwards: somebody waits for it, who has not asked for another search."""
+    how = model.request.planning
+    return not message.ahead and how.search == "quick" and how.tiles is None
 
 
 def _symbols(model: Model, binds: Sequence[protocol.Bind]) -> list[Axes]:

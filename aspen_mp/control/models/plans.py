@@ -108,7 +108,7 @@ class Plan:
     | `no_bucket` | The model has no plan for any bucket of the wanted length. |
     | `why` | why the plan does not serve the wanted bucket |
     | `cached` | The plan came from the plan cache. |
-    | `longest_ns` | how long its longest tile takes |
+    | `longest_ns`, `work_ns` | how long its longest tile takes, and how long all tiles are expected to take |
     | `replans` | attempts to make the plan again |
     | `usage` | how much the plan is used, by which plans are chosen to be retired |
     """
@@ -129,6 +129,7 @@ class Plan:
     why: str = field(default="", init=False)
     cached: bool = field(default=False, init=False)
     longest_ns: float = field(default=0.0, init=False)
+    work_ns: float = field(default=0.0, init=False)
     replans: Replans = field(default_factory=Replans, init=False)
     usage: Usage = field(default_factory=Usage, init=False)
 

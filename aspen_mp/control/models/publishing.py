@@ -118,4 +118,5 @@ def _describe(plan: Plan, built: BuiltPlan) -> None:
         instances=sum(role == "arena" for role, _, _ in built.received),
         often=often(result.work_ns / max(len(plan.job.speeds), 1)),
     )
+    plan.work_ns = result.work_ns
     plan.served_bucket, plan.no_bucket, plan.why, plan.cached = result.served_bucket, result.no_bucket, result.why, built.plan is not None

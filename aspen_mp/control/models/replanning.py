@@ -15,6 +15,7 @@ import msgspec
 from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.pool.core_speeds import alike
+from aspen_mp.planner.job.options import LEAST_SEARCHED_NS
 from aspen_mp.shm.bindings import _control
 
 SERVED_OFTEN: Final = 64
@@ -65,7 +66,7 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
         there = table.plan(plan.answer.plan)
         served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
         pause = min(REPLAN_S * 2.0 ** min(replans.failed, 16), MOST_REPLAN_S)
-        due = not alike(plan.job.speeds, speeds) or (not plan.job.search and served >= plan.answer.often)
+        due = not alike(plan.job.speeds, speeds) or (_in_haste(plan, speeds) and served >= plan.answer.often)
         waited = now - replans.last_at >= pause
         if served > replans.served and ((due and waited) or (long and (waited or not replans.failed))):
             outdated.append((long, served - replans.served, plan))
@@ -76,8 +77,14 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
     plan.replans.last_at = now
     limit = preempt_ms if long else plan.job.longest_ms
     # The plan cache has the plans that are best alone: other runtimes may have no such requests.
-    job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=not limit, longest_ms=limit, spares=[])
+    job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, recurs=True, keep=not limit, longest_ms=limit, spares=[])
     return Plan(plan.model, plan.live_key, job, background=True)
+
+
+def _in_haste(plan: Plan, speeds: list[float]) -> bool:
+    """Whether a plan may be better made again: it has fewer instances than the model, or tiles that a search may improve."""
+    searchable = len(speeds) > 1 and plan.work_ns >= LEAST_SEARCHED_NS
+    return not plan.job.recurs or (not plan.job.search and searchable)
 
 
 def _cuttable(plan: Plan, preempt_ms: float) -> bool:

@@ -12,7 +12,7 @@ import mmap
 import os
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.planner.job.request import PlanRequest
     from aspen_mp.planner.plan.bucketed_graph import Axes, BucketedGraph
-    from aspen_mp.planner.plan.plan import Plan, TensorInfo
+    from aspen_mp.planner.plan.plan import Plan, TensorInfo, WeightItem
 
 SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """What a file in memory needs so that its contents stay."""
 GARBAGE: Final = 200_000
 """So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
+SHARED_BYTES: Final = 4 << 20
+"""Weights of so many bytes are packed by several threads, …"""
+MOST_THREADS: Final = 8
+"""… but no more than these: memory is not faster then."""
 _ALIGN: Final = 64
 _ROOMY: Final = 4 << 20
 
@@ -270,8 +274,10 @@ class Planner:
                 self._ahead.begin(_roomy(arena_bytes))
 
         planning = self._request.planning
-        if not message.search:  # then there is one instance
-            planning = msgspec.structs.replace(planning, search="none", in_flight=1)
+        if not message.search:
+            planning = msgspec.structs.replace(planning, search="none")
+        if not message.recurs:  # then there is one instance
+            planning = msgspec.structs.replace(planning, in_flight=1)
         if planning.longest_ms is None:
             planning = msgspec.structs.replace(planning, longest_ms=message.longest_ms)
         return {
@@ -302,7 +308,7 @@ class Planner:
         """How many arenas a plan has. One has to do where somebody waits for it: the next request may well be for another plan. A plan for
         several lengths has large ones, which take long to make."""
         several = message.bucket is not None and len(message.bucket.lengths) > 1
-        return self._instances if message.search or (_stays(message) and not several) else 1
+        return self._instances if message.recurs or (_stays(message) and not several) else 1
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
         """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
@@ -326,10 +332,8 @@ class Planner:
                 os.close(fd)
             else:
                 with Segment.create("weights", offset) as segment:
-                    for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
-                        if done % 16 == 0:
-                            side.progress("packing weights", done, len(missing))
-                        item.write(segment.buf[start : start + item.nbytes])
+                    places = [segment.buf[start : start + item.nbytes] for item, (_, _, start) in zip(missing, packed, strict=True)]
+                    _write_all(missing, places, lambda done: side.progress("packing weights", done, len(missing)))
                     side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
                     if self.keeper is not None:
                         self.keeper.packed(self._n_segments, segment.fd)
@@ -337,6 +341,23 @@ class Planner:
             self._n_segments += 1
             self._directory.update({key: (number, start) for key, number, start in packed})
         return used, packed
+
+
+def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Callable[[int], None]) -> None:
+    """Write weights to their places, and release these. Threads share the work if it is much: packing and the first writes to new memory
+    take most of its time, and neither holds the interpreter's lock. `tell` is told how many are there, now and then."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if sum(map(len, places)) >= SHARED_BYTES else 1
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for done, _ in enumerate(pool.map(lambda item, place: item.write(place), items, places)):
+            if done % 16 == 0:
+                tell(done)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for place in places:
+            place.release()
 
 
 def _of_bucket(
@@ -432,8 +453,8 @@ def _served(bucketed: BucketedGraph) -> shape_buckets.ServedBucket:
 
 
 def _stays(message: PlanStage) -> bool:
-    """Whether a plan is one that is used for long: it was searched, or serves many lengths."""
-    return message.search or message.bucket is not None
+    """Whether a plan is one that is used for long: its shapes recur, or it serves many lengths."""
+    return message.recurs or message.bucket is not None
 
 
 def _spare(needed: int, spares: Sequence[int]) -> int:

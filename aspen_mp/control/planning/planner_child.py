@@ -54,7 +54,9 @@ class PlanStage(protocol.Message):
     rates: str = ""
     """The name of the built-in rates that it is made with (`local_rates.planning`)."""
     search: bool = True
-    """Whether its tiles are searched, as the model's options say, and it has as many instances as the model."""
+    """Whether its tiles are searched, as the model's options say."""
+    recurs: bool = True
+    """Whether requests are likely to have these shapes again, as a model's first ones. Then it has as many instances as the model."""
     keep: bool = True
     """Whether the plan cache keeps it."""
     spares: list[int] = msgspec.field(default_factory=list)

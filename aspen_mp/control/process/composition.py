@@ -125,6 +125,7 @@ def _models(config: Config, base: Base, workers: Workers, memory: Memory, resour
         prepare=imports.now,
         prepared=imports.ready,
         preempt_ms=config.preempt_ms,
+        replans=config.replan,
     )
     store = ModelStore(resources, setup, changed=collect, added=memory.traces.plan_added, plans_bytes=config.plans_bytes)
     memory.collector.models = store

@@ -37,12 +37,12 @@ def planned(world: World, found: int, spare: int = -1) -> Any:
     return world.answers[-1]
 
 
-def test_only_what_follows_from_data_is_not_searched(world: World) -> None:
+def test_only_what_follows_from_data_has_one_instance(world: World) -> None:
     world.ask()
-    assert job(world).search
+    assert job(world).recurs
     world.answer()
     world.ask_behind(3)
-    assert not job(world).search
+    assert not job(world).recurs
 
 
 def test_few_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

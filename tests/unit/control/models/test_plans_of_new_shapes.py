@@ -1,9 +1,10 @@
-"""Plans for inputs of ever new shapes, lengths of texts say: a model's first ones are searched, and those that nobody waits for; the others
-when they have come often."""
+"""Plans for inputs of ever new shapes, lengths of texts say. Those that somebody waits for are searched when they have come often. A
+model's first ones have all its instances from the beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from aspen_mp.control.models import eviction, replanning
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
-from aspen_mp.planner.job.options import Experiment
+from aspen_mp.planner.job.options import LEAST_SEARCHED_NS, Experiment
 from aspen_mp.shm.errors import PlanError
 
 
@@ -38,22 +39,38 @@ def planned(world: World, rows: int, *, ahead: bool = False) -> PlanStage:
     return message
 
 
-def test_first_shapes_are_searched_others_are_not(world: World) -> None:
-    assert planned(world, 8).search
+def test_first_shapes_have_all_instances_others_have_not(world: World) -> None:
+    first = planned(world, 8)
+    assert (first.search, first.recurs) == (False, True)
     further = planned(world, 9)
-    assert not further.search
+    assert (further.search, further.recurs) == (False, False)
     assert further.keep  # the plan cache keeps both
-    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, False]
+
+
+def test_first_shapes_are_searched_at_once_where_plans_are_not_made_again(world: World) -> None:
+    world.store._requests._setup = replace(world.store._requests._setup, replans=False)
+    assert planned(world, 8).search
+    assert not planned(world, 9).search
+
+
+@pytest.mark.parametrize(("cores", "work_ns", "again"), [(2, LEAST_SEARCHED_NS, True), (2, LEAST_SEARCHED_NS - 1, False), (1, 1e9, False)])
+def test_first_shapes_are_searched_if_that_may_gain_something(world: World, cores: int, work_ns: float, again: bool) -> None:
+    world.speeds = [1.0] * cores
+    planned(world, 8)
+    next(iter(next(iter(world.store._models.values())).live.values())).work_ns = work_ns
+    world.table.served = replanning.SERVED_OFTEN
+    world.store.refresh()
+    assert [found.message.search for found in world.waiting if isinstance(found.message, PlanStage)] == [True] * again
 
 
 @pytest.mark.parametrize(
-    ("shape", "searched"), [(["n", 3, "h", "w"], False), (["n", "h", "w", 3], False), (["n", 8, "rows", 8], True), (["n", 3, 64, 64], True)]
+    ("shape", "recurs"), [(["n", 3, "h", "w"], False), (["n", "h", "w", 3], False), (["n", 8, "rows", 8], True), (["n", 3, 64, 64], True)]
 )
-def test_pictures_of_any_size_are_not_searched_at_first(world: World, shape: list[int | str], searched: bool) -> None:
+def test_pictures_of_any_size_have_one_instance_at_first(world: World, shape: list[int | str], recurs: bool) -> None:
     (model,) = world.store._models.values()
     assert model.loaded is not None
     model.loaded = msgspec.structs.replace(model.loaded, inputs=[protocol.ValueInfo("x", "float32", shape)])
-    assert planned(world, 8).search == searched
+    assert planned(world, 8).recurs == recurs
 
 
 def test_new_sizes_have_the_arenas_of_old_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +315,7 @@ def test_a_range_is_searched_again_as_a_range(world: World) -> None:
     world.answer(served_bucket=(16, 23))
     world.ask(18)
     assert not world.waiting
-    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, True]
+    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [False, True]
 
 
 def test_what_is_planned_ahead_is_searched(world: World) -> None:
@@ -306,13 +323,13 @@ def test_what_is_planned_ahead_is_searched(world: World) -> None:
     assert planned(world, 9, ahead=True).search
 
 
-def test_two_clients_with_shapes_of_their_own_do_not_wait_for_two_searches(world: World) -> None:
+def test_of_two_clients_with_shapes_of_their_own_one_has_the_first(world: World) -> None:
     world.ask(8)
     world.ask(9)
     first, second = (found.message for found in world.waiting)
     assert isinstance(first, PlanStage)
     assert isinstance(second, PlanStage)
-    assert (first.search, second.search) == (True, False)
+    assert (first.recurs, second.recurs) == (True, False)
 
 
 @pytest.mark.parametrize("how", [Experiment(search="none"), Experiment(search="thorough"), Experiment(tiles=4)])
@@ -335,7 +352,7 @@ def test_shapes_that_come_often_are_searched(world: World) -> None:
     assert message.search
     assert message.stages[0][0].shape == [1, 8, 9, 8]
     world.answer()
-    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, True]
+    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [False, True]
     world.table.served += 1000
     world.store.refresh()
     assert not world.waiting

@@ -64,7 +64,7 @@ def test_barriers(graph, tiles: int | None) -> None:
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("search", ["none", "quick"])
 def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aspen_mp.planner.tiling.search.TOO_SMALL_NS", 0.0)
+    monkeypatch.setattr("aspen_mp.planner.tiling.search.LEAST_SEARCHED_NS", 0.0)
     monkeypatch.setattr("aspen_mp.planner.tiling.search.BEGIN", 0)
     plannings = [Experiment(search=search, barriers=b) for b in (False, True)]
     free, barred = (build_plan(graph(GraphBuilder()), workers=4, planning=planning) for planning in plannings)
