@@ -139,8 +139,9 @@ def plan_bucket(
             build = replace(build, sized=None)
         if demand == "even" and extents == bucket.least:
             bucketed.mostly_the_same()
-    while (more := bucketed.missing()) is not None:
-        bucketed.add(more, assign_storage(alike.at(more)[1]))
+    while more := bucketed.missing():
+        for extents in more:
+            bucketed.add(extents, assign_storage(alike.at(extents)[1]))
     plan = _built(graph, workers, machine, request, build, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)

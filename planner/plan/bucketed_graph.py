@@ -106,7 +106,7 @@ class _Steps:
 
 
 class BucketedGraph:
-    """The same graph at several extents: `add` those of `ShapeBucket.samples`, then each that `missing` names. `most`: where it is largest.
+    """The same graph at several extents: `add` those of `ShapeBucket.samples`, then what `missing` names. `most`: where it is largest.
     `values`, `numbers`: as `shm/protocol/layout.h` has them. `shapes`: how those of inputs and outputs follow, in their order."""
 
     def __init__(self, bucket: ShapeBucket, most: Storage) -> None:
@@ -158,28 +158,26 @@ class BucketedGraph:
         if (ns / cores).sum() > (1 + POLICY.idle_share) * ns.sum() / workers:
             raise NoBucket(f"of {workers} cores some have no tiles at the shortest length")
 
-    def missing(self) -> Extents | None:
-        """Compares what has been added. Returns the extents that have to be looked at, too; None: none. Raises NoBucket where numbers or
-        constants do not follow from the extents."""
+    def missing(self) -> list[Extents]:
+        """Compares what has been added. Returns the extents that have to be looked at, too. Raises NoBucket where numbers or constants do
+        not follow from the extents."""
         if not self._found and len(self.bucket.most) == 1:
             for buffer in self.most.constants:
                 if buffer.space == PLAN:
                     self._table(buffer)
         self._compare()
         candidates = [extents for extents in self.bucket.some(_CANDIDATES) if extents not in self.storages]
-        if not candidates:
-            return None
-        found = self.expressions.separating(candidates)
+        found = self.expressions.separating(candidates) if candidates else None
         if found is not None and len(self.storages) >= MOST_SAMPLES:
             raise NoBucket("more than one expression fits what is known")
-        if found is None and self._agreed < CHECKS and (self.expressions.floors or len(self.bucket.most) > 1):
-            return candidates[0]
-        return found
+        if found is None and (self.expressions.floors or len(self.bucket.most) > 1):
+            return candidates[: CHECKS - self._agreed]
+        return [] if found is None else [found]
 
     def _compare(self) -> None:
-        for extents in self.storages:
-            if extents not in self._found:
-                self._found[extents] = self._numbers(extents)
+        new = [extents for extents in self.storages if extents not in self._found]
+        for extents in new:
+            self._found[extents] = self._numbers(extents)
         numbers = list(self._found.values())
         single = np.all([n.dims == 1 for n in numbers], axis=0)
         for n in numbers:
@@ -187,7 +185,7 @@ class BucketedGraph:
         before = self.expressions.rows, self.numbers.tolist()
         self.expressions, self._follows = Expressions(list(self._found)), {}
         rows = self._numbers_of_steps(numbers)
-        self._agreed = self._agreed + 1 if before == (self.expressions.rows, rows) else 0
+        self._agreed = min(self._agreed + len(new), CHECKS) if before == (self.expressions.rows, rows) else 0
         self.numbers = np.array(rows, NUMBER)
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
         self.values = np.array([(kind, u, v, 0, a, b, c) for kind, u, v, a, b, c in self.expressions.rows], VALUE)

@@ -12,6 +12,8 @@ import numpy as np
 Extents = tuple[int, ...]
 """A length for each of the ways in which shapes of requests differ, such as height and width of a picture."""
 _SEED = 20
+_MOST_STEPS = 64
+"""The most pixels by which windows move in all."""
 
 
 class NoBucket(Exception):
@@ -38,10 +40,10 @@ class ShapeBucket:
         return cls((least,), (most,), {name: tuple((step,) for step in row) for name, row in per.items()})
 
     def samples(self) -> list[Extents]:
-        """The extents at which the graph is looked at in any case. They are the largest, a neighbour, the middle, and all combinations of
-        smallest and largest extents."""
+        """The extents at which the graph is looked at in any case. They are the largest, a neighbour, some in the middle, and all
+        combinations of smallest and largest extents."""
         pairs = list(zip(self.least, self.most, strict=True))
-        middle = tuple(min((a + b) // 2 + k, b) for k, (a, b) in enumerate(pairs))
+        middle = tuple(_middle(a, b, k) for k, (a, b) in enumerate(pairs))
         return list(dict.fromkeys([self.most, tuple(max(b - 1, a) for a, b in pairs), *product(*pairs), middle]))
 
     def some(self, count: int) -> list[Extents]:
@@ -64,3 +66,13 @@ class ShapeBucket:
             return tuple(shape)
         more = [b - a for a, b in zip(at, other, strict=True)]
         return tuple(dim + sum(k * m for k, m in zip(row, more, strict=True)) for dim, row in zip(shape, rows, strict=True))
+
+
+def _middle(least: int, most: int, number: int) -> int:
+    """An extent in the middle of a range, another one for each number. It is one more than a multiple of a power of two. So its half,
+    rounded up, is odd, and so is the half of that. Below the multiple this holds for halves that are rounded down."""
+    step = _MOST_STEPS
+    while step > 1 and step * (4 + number) > most - least:
+        step //= 2
+    middle = (least + most) // 2
+    return min(middle - middle % step + 1 + step * number, most)

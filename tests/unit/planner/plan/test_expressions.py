@@ -57,7 +57,7 @@ class Lengths:
 def found(bucket: ShapeBucket, everywhere: list[Extents], lengths: Lengths) -> tuple[Expressions, list[Follows]]:
     """What a planner finds that looks at some extents, as `BucketedGraph` does."""
     places = {extents: k for k, extents in enumerate(everywhere)}
-    samples, before, agreed = bucket.samples(), None, 0
+    samples, before, agreed, new = bucket.samples(), None, 0, 0
     while True:
         seen = [places[extents] for extents in samples]
         expressions = Expressions(samples)
@@ -66,7 +66,7 @@ def found(bucket: ShapeBucket, everywhere: list[Extents], lengths: Lengths) -> t
             numbers = np.ascontiguousarray(length[seen])
             follows.append(expressions.follow(numbers, [lengths.all[base][seen]], told, "a length"))
             expressions.length(numbers)
-        agreed = agreed + 1 if before == (expressions.rows, follows) else 0
+        agreed = agreed + new if before == (expressions.rows, follows) else 0
         before = expressions.rows, follows
         others = [extents for extents in bucket.some(512) if extents not in samples]
         more = expressions.separating(others)
@@ -74,7 +74,9 @@ def found(bucket: ShapeBucket, everywhere: list[Extents], lengths: Lengths) -> t
             return expressions, follows
         if more is not None and len(samples) >= MOST_SAMPLES:
             raise NoBucket("more than one expression fits what is known")
-        samples.append(more or others[0])
+        added = others[: CHECKS - agreed] if more is None else [more]
+        new = len(added)
+        samples += added
 
 
 def test_expressions_hold_at_extents_that_nobody_looked_at() -> None:
