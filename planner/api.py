@@ -126,19 +126,20 @@ def plan_bucket(
     alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
     stage, graph = alike.at(bucket.most)
     bucketed = BucketedGraph(bucket, assign_storage(graph))
-    if demand == "busy":
-        bucketed.small_enough()
-    samples = bucket.samples()
-    for number, extents in enumerate(samples):
+    for number, extents in enumerate(bucket.samples()):
         try:
             bucketed.add(extents, bucketed.most if number == 0 else assign_storage(alike.at(extents)[1]))
         except NoBucket as reason:
             raise NoBucket(str(reason), elsewhere=reason.elsewhere and number != 1) from None
-        if number == 1 and build is not None and build.sized is not None:  # where neighbours differ, there is no plan
+        if extents != bucket.least:
+            continue
+        if demand == "even":
+            bucketed.mostly_the_same()
+        if demand == "busy":
+            bucketed.small_enough()
+        if build is not None and build.sized is not None:  # where neighbours differ, there is no plan
             build.sized(bucketed.arena_bytes())
             build = replace(build, sized=None)
-        if demand == "even" and extents == bucket.least:
-            bucketed.mostly_the_same()
     while more := bucketed.missing():
         for extents in more:
             bucketed.add(extents, assign_storage(alike.at(extents)[1]))

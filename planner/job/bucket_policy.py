@@ -35,6 +35,7 @@ class BucketPolicy:
     `shared_ns`: how long an operator takes at least for this to matter.
     `broad_bytes`: what a broad bucket's plan may take for activations, inputs and outputs of a request. `pictures_bytes`: the same where
     there are several lengths, … `pictures_share`: … and as a share of the machine's memory.
+    `most_spread`: how many times as much memory it may take as a plan for the smallest lengths, where it takes more than `spread_bytes`.
     `more_bytes`: what a wide bucket's plan may take more at the longest length than at the shortest.
 
     What is made before it is asked for:
@@ -65,6 +66,8 @@ class BucketPolicy:
     broad_bytes: int = 384 << 20
     pictures_bytes: int = 1 << 30
     pictures_share: float = 1 / 16
+    most_spread: int = 64
+    spread_bytes: int = 64 << 20
     more_bytes: int = 128 << 20
     told_every: int = 8
     tries_ahead: int = 3

@@ -119,6 +119,7 @@ class BucketedGraph:
         self.most = most
         self._twins: dict[Extents, dict[int, Buffer]] = {}
         self._rows: dict[int, int] = {}
+        self._dense: set[int] = set()
         self._found: dict[Extents, _Numbers] = {}
         self._follows: dict[bytes, Follows] = {}
         self._agreed = 0
@@ -140,10 +141,11 @@ class BucketedGraph:
         return min(POLICY.pictures_bytes, int(POLICY.pictures_share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
     def small_enough(self) -> None:
-        """Raises NoBucket where the plan is going to take much memory."""
-        needed = assign_offsets(tenants(self.most)) + self.most.request_bytes
-        if needed > self._most_bytes:
-            raise NoBucket(f"takes {needed} bytes")
+        """Raises NoBucket where the plan is going to take much memory, or many times what one for the smallest extents would."""
+        storages = self.most, self.storages[self.bucket.least]
+        needed, least = (assign_offsets(tenants(storage)) + storage.request_bytes for storage in storages)
+        if needed > self._most_bytes or needed > max(POLICY.most_spread * least, POLICY.spread_bytes):
+            raise NoBucket(f"takes {needed} bytes, where {least} would do")
 
     def mostly_the_same(self) -> None:
         """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
@@ -176,8 +178,14 @@ class BucketedGraph:
 
     def _compare(self) -> None:
         new = [extents for extents in self.storages if extents not in self._found]
+        known = len(self._dense)
         for extents in new:
-            self._found[extents] = self._numbers(extents)
+            self._find_dense(extents)
+        if len(self._dense) > known:
+            self._found = {}
+        for extents in self.storages:
+            if extents not in self._found:
+                self._found[extents] = self._numbers(extents)
         numbers = list(self._found.values())
         single = np.all([n.dims == 1 for n in numbers], axis=0)
         for n in numbers:
@@ -232,9 +240,9 @@ class BucketedGraph:
                 ref, twin = storage.refs[x], large.inputs[i]
                 assert twin is not None
                 if ref.buffer.space == PLAN:
-                    there = most.refs[twin]
-                    back = (self.bucket.most[0] - extents[0]) * self._rows.get(id(there.buffer), 0)
-                    ref = _begins(x, ref, twin, Ref(there.buffer, there.offset - back, there.strides))
+                    ref = self._in_most(x, ref, twin, extents)
+                    if not _same(_elements(storage.refs[x], x), _elements(ref, x)):
+                        raise NoBucket(f"constant {x.name!r} has other values at another length")
                 shape, strides = seen(node, i, x, ref.strides)
                 rows.append(_row(shape, Ref(ref.buffer, ref.offset, strides), x))
             values.extend(params(node))
@@ -243,6 +251,28 @@ class BucketedGraph:
             dims[k, : len(shape)], strides_of[k, : len(strides)] = shape, strides
         offsets, fixed = np.array([r[2] for r in rows], np.int64), np.array([r[3] for r in rows], bool)
         return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed)
+
+    def _in_most(self, x: Tensor, ref: Ref, twin: Tensor, extents: Extents) -> Ref:
+        """Where a constant may be read: in that for `most`, as its beginning along every axis; or with strides of its own."""
+        there = self.most.refs[twin]
+        if any(a > b for a, b in zip(x.shape, twin.shape, strict=True)):
+            raise NoBucket(f"constant {x.name!r} is larger at a smaller length")
+        if id(there.buffer) in self._dense:
+            return Ref(there.buffer, ref.offset, ref.strides)
+        back = (self.bucket.most[0] - extents[0]) * self._rows.get(id(there.buffer), 0)
+        return Ref(there.buffer, there.offset - back, there.strides)
+
+    def _find_dense(self, extents: Extents) -> None:
+        """Notes constants that are not beginnings along every axis. They may be beginnings of the elements in their order, such as numbers
+        of all tokens of several texts."""
+        storage = self.storages[extents]
+        for node, large in zip(storage.steps, self.most.steps, strict=True):
+            for x, twin in zip(node.inputs, large.inputs, strict=True):
+                if x is None or twin is None or storage.refs[x].buffer.space != PLAN:
+                    continue
+                own, there = storage.refs[x], self._in_most(x, storage.refs[x], twin, extents)
+                if id(there.buffer) not in self._rows and not _same(_elements(own, x), _elements(there, x)):
+                    self._dense.add(id(there.buffer))
 
     def _numbers_of_steps(self, numbers: Sequence[_Numbers]) -> list[tuple[int, int, int, int]]:
         """Rows of `numbers`. Lengths that a step reads come before those that it makes, which may be floors of them."""
@@ -493,15 +523,6 @@ def _ends(
 
 def _end(values: npt.NDArray[np.generic], shape: Sequence[int]) -> npt.NDArray[np.generic]:
     return values[tuple(slice(whole - dim, whole) for whole, dim in zip(values.shape, shape, strict=True))]
-
-
-def _begins(x: Tensor, ref: Ref, twin: Tensor, at_most: Ref) -> Ref:
-    """Where a constant is read: in that for `most`, if it is its beginning along every axis."""
-    if any(a > b for a, b in zip(x.shape, twin.shape, strict=True)):
-        raise NoBucket(f"constant {x.name!r} is larger at a smaller length")
-    if ref != at_most and not _same(_elements(ref, x), _elements(at_most, x)):
-        raise NoBucket(f"constant {x.name!r} has other values at another length")
-    return Ref(ref.buffer, at_most.offset, at_most.strides)
 
 
 def _elements(ref: Ref, x: Tensor) -> npt.NDArray[np.generic]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import onnx.parser
 import pytest
 from kernel_runner import WeightStore
 from sized_models import SMALLEST, drawn
@@ -22,16 +23,21 @@ SIZES = 4
 Size = tuple[int, ...]
 
 
-def bound(model: api.OnnxModel, size: Size) -> dict[str, api.Binding]:
-    (x,) = model.signature.inputs
-    return {x.name: api.Binding(np.dtype(np.float32), (1, 3, *size), None)}
+PICTURE = (1, 3)
 
 
-def agree(model: api.OnnxModel, least: Size, most: Size, sizes: list[Size], workers: int = 2, unit: int = 1) -> list[str]:
-    """The sizes at which a plan for all of them differs, in units."""
+def bound(model: api.OnnxModel, shape: Size) -> dict[str, api.Binding]:
     (x,) = model.signature.inputs
-    largest = bound(model, (most[0] * unit, most[1] * unit))
-    bucket = ShapeBucket(least, most, {x.name: ((0, 0), (0, 0), (unit, 0), (0, unit))})
+    return {x.name: api.Binding(np.dtype(np.float32), shape, None)}
+
+
+def agree(
+    model: api.OnnxModel, least: Size, most: Size, sizes: list[Size], workers: int = 2, unit: int = 1, fixed: Size = PICTURE
+) -> list[str]:
+    """The sizes at which a plan for all of them differs, in units. `fixed`: the first axes of the input."""
+    (x,) = model.signature.inputs
+    largest = bound(model, (*fixed, most[0] * unit, most[1] * unit))
+    bucket = ShapeBucket(least, most, {x.name: (*(((0, 0),) * len(fixed)), (unit, 0), (0, unit))})
     plan = api.plan_bucket(model, largest, bucket, workers=workers).plan
     assert plan is not None
     store = WeightStore()
@@ -41,7 +47,7 @@ def agree(model: api.OnnxModel, least: Size, most: Size, sizes: list[Size], work
     for k, size in enumerate(sizes):
         own = api.plan_within(model, largest, bucket, size, workers=workers).plan
         assert own is not None
-        feeds = feeds_of({x.name: (1, 3, size[0] * unit, size[1] * unit)}, {x.name: np.float32}, k)
+        feeds = feeds_of({x.name: (*fixed, size[0] * unit, size[1] * unit)}, {x.name: np.float32}, k)
         shapes = [info.shape for info in own.outputs]
         want = Runs(own, store).run(feeds, shapes, "fifo")
         order = ORDERS[k % len(ORDERS)]
@@ -99,6 +105,46 @@ def test_without_what_else_tiles_wait_for_results_differ(monkeypatch: pytest.Mon
             if agree(model, (30, 30), (120, 110), sizes_of(seed, (30, 30), (120, 110), 6), workers=8):
                 return
     pytest.fail("no network misses an edge")
+
+
+def numbered(order: str) -> api.OnnxModel:
+    """Elements of texts [b, s], looked up by numbers that the model makes of its lengths."""
+    numbers = {
+        "rows": "numbers = Add(j, r)",
+        "ends": "back = Sub(last, j) numbers = Add(back, r)",
+        "columns": "across = Mul(j, b) numbers = Add(across, i1)",
+        "distances": "apart = Sub(j, i1) numbers = Abs(apart)",
+    }[order]
+    text = f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        texts (float[b0, s0] x) => (float[b1, s1] y)
+        <int64 none = {{0}}, int64 step = {{1}}, int64[1] all = {{-1}}, int64[2] column = {{-1, 1}}>
+        {{
+            shape = Shape(x)
+            first, second = Split<axis = 0>(shape)
+            b = Squeeze(first)
+            s = Squeeze(second)
+            i = Range(none, b, step)
+            j = Range(none, s, step)
+            i1 = Reshape(i, column)
+            r = Mul(i1, s)
+            last = Sub(s, step)
+            {numbers}
+            flat = Reshape(x, all)
+            looked = Gather<axis = 0>(flat, numbers)
+            y = Add(looked, x)
+        }}
+    """
+    return api.load(onnx.parser.parse_model(text).SerializeToString())
+
+
+@pytest.mark.parametrize("order", ["rows", "ends", "columns", "distances"])
+def test_constants_of_two_lengths(order: str) -> None:
+    """Numbers of all elements in their order, and of each along an axis, have a plan; others may be refused."""
+    try:
+        assert not agree(numbered(order), (2, 40), (9, 70), [(2, 40), (9, 41), (2, 70), (5, 55), (9, 70), (4, 64)], fixed=())
+    except NoBucket:
+        assert order not in {"rows", "distances"}
 
 
 def test_what_goes_up_and_down_has_no_plan() -> None:
