@@ -142,7 +142,9 @@ def _foreground(
         held: list[Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
-                held.append(runtime.load(source.model, name=source.label, precision=precision, progress=update))
+                model = runtime.load(source.model, name=source.label, precision=precision, progress=update)
+                held.append(model)
+                _prepare(model, update)
         stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
             workers = runtime.workers
@@ -282,3 +284,11 @@ def _failure(status: int, answer: bytes, said: bytes) -> Exception:
         return getattr(errors, error["type"], AspenError)(error["message"])
     except (ValueError, KeyError, TypeError):
         return AspenError(said.decode(errors="replace").strip() or f"the runtime did not start: exit status {status}")
+
+
+def _prepare(model: Model, update: Callable[[str, int, int], None]) -> None:
+    """Have the plan of a model with fixed shapes searched: no request waits yet."""
+    shapes = {info.name: info.shape for info in model.inputs if not info.optional}
+    plain = all(info.kind == "tensor" and not info.dtype.hasobject for info in model.inputs)
+    if plain and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes.values()):
+        model.prepare(shapes, update)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import typer
 
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.interrupt import Pause
-from aspen_mp.cli.run import feeds_for
+from aspen_mp.cli.run import feeds_for, prepare
 from aspen_mp.client.arguments import MOST_RECORDS
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def trace(
             loaded = runtime.load(source.model, name=source.label, instances=max(2, min(32, concurrency)), progress=update)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=0)
         with output.progress(f"planning {source.label}", quiet=as_json):
+            prepare(loaded, feeds)
             loaded.run(feeds)
         with runtime.trace(records=records) as recorded:
             _requests(loaded, feeds, repeat, concurrency)

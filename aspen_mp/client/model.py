@@ -458,8 +458,8 @@ class Model(Submission):
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plan the model for inputs of these shapes now, instead of at the first request.
 
-        The tiles of this plan are searched at once. A plan that a load or a request waits for is made without a search. Once its shapes
-        have come often it is made again with one, behind the requests.
+        The tiles of this plan are searched at once, also where there is a plan already. A plan that a load or a request waits for is made
+        without a search. Once its shapes have come often it is made again with one, behind the requests.
 
         Args:
             shapes: {input: shape}, for every input that is not optional.

@@ -142,6 +142,7 @@ def _load(runtime: aspen_mp.Runtime, found: Found) -> aspen_mp.Model:
     feeds = _zeros(model.inputs, found.config) or (None if isinstance(embedder, str) else embedder.example())
     if feeds is not None:
         try:
+            model.prepare({name: value.shape for name, value in feeds.items()})
             model.run(feeds)
         except PoisonTile:
             model.unload()

@@ -189,22 +189,25 @@ class StageTree:
         if node is None or not node.planning.acquire(blocking=False):
             return
         try:
-            stage = node.stage
-            if stage is None:
-                return
-            planned = self._ask(node, None, often=True)
-            if (planned.plan, planned.generation) != (stage.planned.plan, stage.planned.generation) and not planned.needs_values:
-                self._forget(node, stage)
-                node.stage = self._stage(node, planned)
+            if node.stage is not None:
+                self._renew(node, node.stage, self._ask(node, None, often=True))
         finally:
             node.planning.release()
+
+    def _renew(self, node: _Node, stage: Stage, planned: protocol.Planned) -> None:
+        """There may be another plan for a stage now."""
+        if (planned.plan, planned.generation) != (stage.planned.plan, stage.planned.generation) and not planned.needs_values:
+            self._forget(node, stage)
+            node.stage = self._stage(node, planned)
 
     def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None, *, ahead: bool) -> None:
         """Plans the first stage for inputs of these shapes, as far as shapes alone allow. `ahead`: of requests, so it may take longer."""
         key = shape_key(arrays)
         node = self._roots.get(key) or self._root(key, arrays)
         with node.planning:
-            if node.stage is None and not node.wanted:
+            if node.stage is not None and ahead and node.stage.planned.bucket is None:  # results of a bucket's plan keep their bits
+                self._renew(node, node.stage, self._ask(node, progress, ahead=True))
+            elif node.stage is None and not node.wanted:
                 self._plan(node, progress, ahead)
         self._note_single(key, node)
 

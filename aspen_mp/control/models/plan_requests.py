@@ -108,6 +108,8 @@ class PlanRequests(PlanBuilder):
         if by_shape and message.stages[0] not in model.buckets.shapes:
             model.buckets.learn(message.stages[0], _symbols(model, message.stages[0]))
         plan = model.live.get(own)
+        if plan is not None and message.ahead and replanning.in_haste(plan, self._setup.speeds()):
+            plan = None
         if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
             plan = model.live.get(found)
         if plan is not None:
@@ -137,6 +139,8 @@ class PlanRequests(PlanBuilder):
         search = recurs and not (self._setup.replans and _afterwards(model, message))
         job = PlanStage(message.stages, message.capacities, self._setup.speeds(), self._setup.rates_name, search, recurs, alone)
         entry = self.kept(model, job)
+        if entry is not None and search and not entry.note.searched and replanning.searchable(entry.note.work_ns, job.speeds):
+            entry = None
         if entry is None and not recurs and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
             key = _bucket_key(message.stages[0], bucket, bucket.widest)
             entry = self.kept_bucket(model, job, bucket)

@@ -66,7 +66,7 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
         there = table.plan(plan.answer.plan)
         served, long = there["served"], there["beside"] > 0 and _cuttable(plan, preempt_ms)
         pause = min(REPLAN_S * 2.0 ** min(replans.failed, 16), MOST_REPLAN_S)
-        due = not alike(plan.job.speeds, speeds) or (_in_haste(plan, speeds) and served >= plan.answer.often)
+        due = not alike(plan.job.speeds, speeds) or (in_haste(plan, speeds) and served >= plan.answer.often)
         waited = now - replans.last_at >= pause
         if served > replans.served and ((due and waited) or (long and (waited or not replans.failed))):
             outdated.append((long, served - replans.served, plan))
@@ -81,10 +81,14 @@ def _successor(models: list[Model], table: _control.ControlTable, speeds: list[f
     return Plan(plan.model, plan.live_key, job, background=True)
 
 
-def _in_haste(plan: Plan, speeds: list[float]) -> bool:
+def in_haste(plan: Plan, speeds: list[float]) -> bool:
     """Whether a plan may be better made again: it has fewer instances than the model, or tiles that a search may improve."""
-    searchable = len(speeds) > 1 and plan.work_ns >= LEAST_SEARCHED_NS
-    return not plan.job.recurs or (not plan.job.search and searchable)
+    return not plan.job.recurs or (not plan.job.search and searchable(plan.work_ns, speeds))
+
+
+def searchable(work_ns: float, speeds: list[float]) -> bool:
+    """Whether a search may find better tiles."""
+    return len(speeds) > 1 and work_ns >= LEAST_SEARCHED_NS
 
 
 def _cuttable(plan: Plan, preempt_ms: float) -> bool:

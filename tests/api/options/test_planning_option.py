@@ -41,6 +41,34 @@ def test_same_bits(chain: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.M
     assert len(entries(cache, "weights")) == 1, "weights do not depend on it"
 
 
+def test_a_load_waits_for_no_search(chain: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path / "cache"))
+    path = save(chain, tmp_path / "chain.onnx")
+    x = {"x": np.random.default_rng(0).standard_normal((1, 48, 21, 21), dtype=np.float32)}
+
+    def searched(runtime: aspen_mp.Runtime) -> list[bool]:
+        return [plan["searched"] for plan in runtime.status()["models"][0]["plans"]]
+
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = runtime.load(path)
+        assert searched(runtime) == [False]
+        want = model.run(x)["y"].tobytes()
+        model.prepare({"x": (1, 48, 21, 21)})
+        assert searched(runtime) == [True]
+        assert model.run(x)["y"].tobytes() == want
+        model.prepare({"x": (1, 48, 21, 21)})
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = runtime.load(path)
+        assert searched(runtime) == [True], "the plan cache has the searched plan"
+
+
+def test_shapes_that_are_given_ahead_are_searched_at_once(chain: onnx.ModelProto) -> None:
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = runtime.load(chain, input_shapes={"x": (1, 48, 21, 21)})
+        assert model.instances
+        assert [plan["searched"] for plan in runtime.status()["models"][0]["plans"]] == [True]
+
+
 def test_bad_values(chain: onnx.ModelProto) -> None:
     with aspen_mp.Runtime(workers=1) as runtime, pytest.raises(ValueError, match="search"):
         runtime.load(chain, planning=aspen_mp.Planning(search="all"))  # type: ignore[arg-type]

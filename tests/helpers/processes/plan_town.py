@@ -182,7 +182,7 @@ class Town:
     def _find(self, cache: object, digest: bytes, options: object, job: PlanStage) -> Any:
         if not self.hits or job.bucket is not None:
             return None
-        return SimpleNamespace(note=SimpleNamespace(arena_bytes=LEAST, weights=[], searched=False))
+        return SimpleNamespace(note=SimpleNamespace(arena_bytes=LEAST, weights=[], searched=False, work_ns=1e9))
 
     def _stage(self, *about: Any) -> tuple[StagePlanned, list[Any], Segment] | None:
         return (planned(), [], FakeSegment(set())) if self.usable else None
@@ -311,4 +311,6 @@ class Town:
 
 def planned(served_bucket: ServedBucket | None = None, *, no_bucket: bool = False, values: bool = False) -> StagePlanned:
     needs = ["n"] if values else []
-    return StagePlanned(0, [], [], needs, True, False, [], [], served_bucket=served_bucket, no_bucket=no_bucket and served_bucket is None)
+    return StagePlanned(
+        0, [], [], needs, True, False, [], [], served_bucket=served_bucket, no_bucket=no_bucket and served_bucket is None, work_ns=1e9
+    )
