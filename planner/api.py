@@ -16,6 +16,7 @@ from aspen_mp.planner.frontends.binding.folding import BucketFolding
 from aspen_mp.planner.frontends.networks import load
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
 from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.ir.likeness import form
 from aspen_mp.planner.job.options import UNSEARCHED
 from aspen_mp.planner.job.request import Instructions, PlanRequest
 from aspen_mp.planner.layout.storage import assign_storage
@@ -26,7 +27,8 @@ from aspen_mp.planner.plan.bucketed_graph import BucketedGraph
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.shape_bucket import Extents, NoBucket, ShapeBucket
 from aspen_mp.planner.stages import Value
-from aspen_mp.shm.errors import ModelInvalidError
+from aspen_mp.shm.errors import AspenError, ModelInvalidError
+from aspen_mp.shm.extents import MOST_EXTENTS, room
 
 __all__ = ["Binding", "Demand", "NoBucket", "OnnxModel", "PlanRequest", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
 __all__ += ["inspect", "load", "lowered", "plan_bucket", "plan_stage"]
@@ -47,7 +49,9 @@ class StageResult:
     `needs`: names of stage inputs whose values must be bound before the stage can be planned; then there is no plan yet.
     `inputs`: what the plan reads (values that were bound by value, or are not read, are missing). `outputs`: what it gives;
     `Value.final` marks outputs of the model, the others feed later stages. `more`: stages follow.
-    `opaque`: nodes that run through onnx.reference, and why. `bucketed`: where the plan is for a shape bucket, what it is made of.
+    `opaque`: nodes that run through onnx.reference, and why. `bucketed`: where the plan is for a shape bucket, what it is made of; None
+    also where the plan is the same at all lengths. `lengths`: numbers of those lengths of the bucket that are extents of the plan. It is
+    the same at any value of the others within the bucket.
     """
 
     kind: str
@@ -58,6 +62,7 @@ class StageResult:
     plan: Plan | None
     opaque: list[tuple[str, str, str]] = field(default_factory=list)
     bucketed: BucketedGraph | None = None
+    lengths: tuple[int, ...] = ()
 
 
 def inspect(model: ModelLike | OnnxModel, *, folder: str | None = None) -> Signature:
@@ -105,26 +110,32 @@ def plan_stage(
 @np.errstate(all="ignore")  # as above
 def plan_bucket(
     model: ModelLike | OnnxModel,
-    bindings: Mapping[str, Binding],
+    bindings: Sequence[Mapping[str, Binding]],
     bucket: ShapeBucket,
     *,
     workers: int,
     machine: Machine | None = None,
     request: PlanRequest = PLAIN,
+    capacities: Mapping[str, int] | None = None,
     build: PlanOptions | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
     demand: Demand = "none",
 ) -> StageResult:
-    """Plans a model of one stage for a shape bucket. `bindings`: of its inputs where it is largest. `derived`: as of `plan_stage`.
+    """Plans stage ``len(bindings) - 1`` of a model for a shape bucket. `bindings`: as of `plan_stage`, where the bucket is largest.
+    `capacities`, `derived`: as of `plan_stage`. The bucket may have more lengths than a plan has extents, if the stage depends on few.
     `demand`: what else the plan has to be, or there is none: "even", with hardly anything that has the length in it where it is shortest;
     and not much more memory where it is longest; "busy", with tiles for all workers where it is shortest, and little memory.
 
     Raises NoBucket where there is no such plan, and what `plan_stage` raises.
     """
     opened = _open(model, folder)
-    alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived)
+    alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived, capacities or {})
+    lengths = alike.choose_lengths()
+    bucket = bucket.of(lengths)
     stage, graph = alike.at(bucket.most)
+    if not lengths:
+        return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, _built(graph, workers, machine, request, build))
     bucketed = BucketedGraph(bucket, assign_storage(graph))
     for number, extents in enumerate(bucket.samples()):
         try:
@@ -146,46 +157,95 @@ def plan_bucket(
     plan = _built(graph, workers, machine, request, build, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)
-    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, bucketed=bucketed)
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, plan, bucketed=bucketed, lengths=lengths)
 
 
 @np.errstate(all="ignore")  # as above
 def plan_within(
     model: ModelLike | OnnxModel,
-    bindings: Mapping[str, Binding],
+    bindings: Sequence[Mapping[str, Binding]],
     bucket: ShapeBucket,
     extents: Extents,
     *,
     workers: int,
     machine: Machine | None = None,
     request: PlanRequest = PLAIN,
+    capacities: Mapping[str, int] | None = None,
     build: PlanOptions | None = None,
     folder: str | None = None,
     derived: stages.Derived | None = None,
 ) -> StageResult:
     """Plans one request of a shape bucket by itself. Its results have the bits that they have in the plan for the bucket. Arguments as of
     `plan_bucket`; raises the same."""
-    alike = _Alike(_open(model, folder), bindings, bucket, request, stages.Derived() if derived is None else derived)
+    derived = stages.Derived() if derived is None else derived
+    alike = _Alike(_open(model, folder), bindings, bucket, request, derived, capacities or {})
     alike.at(bucket.most)
     stage, graph = alike.at(extents)
-    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, _built(graph, workers, machine, request, build))
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, _built(graph, workers, machine, request, build))
 
 
 class _Alike:
-    """The graphs of a model at the extents of a shape bucket, which are alike: what is folded and which algorithms compute products is
-    decided once. The longest comes first. `bindings`: of the inputs there."""
+    """The graphs of a stage at the extents of a shape bucket, which are alike: what is folded, which algorithms compute products and how
+    much room serialised results have is decided once. The longest comes first. `bindings`: there, of all stages up to this one."""
 
     def __init__(
-        self, model: OnnxModel, bindings: Mapping[str, Binding], bucket: ShapeBucket, request: PlanRequest, derived: stages.Derived
+        self,
+        model: OnnxModel,
+        bindings: Sequence[Mapping[str, Binding]],
+        bucket: ShapeBucket,
+        request: PlanRequest,
+        derived: stages.Derived,
+        capacities: Mapping[str, int],
     ) -> None:
         self._model, self._bindings, self._bucket = model, bindings, bucket
-        self._request, self._derived = request, derived
+        self._request, self._derived, self._capacities = request, derived, dict(capacities)
         self._folding = BucketFolding()
         self._decided = Decided(strassen=[])
+
+    def choose_lengths(self) -> tuple[int, ...]:
+        """Numbers of the lengths that the stage depends on, to which the bucket is confined. NoBucket where they are too many.
+
+        All lengths of a first stage count: its inputs have them. Others may be of stages in front only, such as a number of boxes before
+        some are suppressed. The stage does not depend on a length if it is the same wherever that is looked at.
+        """
+        bucket = self._bucket
+        chosen = tuple(range(len(bucket.most)))
+        if len(self._bindings) > 1:
+            at_most = self._form(bucket.most)
+            idle = [k for k in chosen if all(self._has_form(at_most, _with(bucket.most, k, e)) for e in _looked_at(bucket, k))]
+            if idle and self._are_idle(idle):
+                chosen = tuple(k for k in chosen if k not in idle)
+        if len(chosen) > MOST_EXTENTS or any(bucket.most[k] > most for k, most in zip(chosen, room(len(chosen)), strict=True)):
+            raise NoBucket(f"depends on {len(chosen)} lengths, up to {[bucket.most[k] for k in chosen]}")
+        self._bucket = bucket.of(chosen)
+        return chosen
+
+    def _are_idle(self, lengths: Sequence[int]) -> bool:
+        """Whether the stage stays the same where these lengths change together, and the others are small."""
+        bucket, middle = self._bucket, tuple((a + b) // 2 for a, b in zip(self._bucket.least, self._bucket.most, strict=True))
+        for there in (bucket.least, middle):
+            large = there
+            for k in lengths:
+                large = _with(large, k, bucket.most[k])
+            if not self._has_form(self._form(there), large):
+                return False
+        return True
+
+    def _has_form(self, wanted: object, extents: Extents) -> bool:
+        try:
+            return self._form(extents) == wanted
+        except (AspenError, NoBucket):
+            return False
+
+    def _form(self, extents: Extents) -> object:
+        stage = self._stage(extents)
+        return stage.kind, stage.more, [(v.name, v.dtype, v.shape, v.final) for v in stage.outputs], form(stage.graph)
 
     def at(self, extents: Extents) -> tuple[stages.StageGraph, Graph]:
         """The stage and its graph of kernels. NoBucket where shapes depend on values."""
         stage = self._stage(extents)
+        if stage.kind != "static":
+            return stage, stage.graph
         names = [v.name for v in stage.outputs]
         if extents == self._bucket.most and any("Conv" in node.op for node in stage.graph.nodes):
             typical = self._stage(self._bucket.typical)
@@ -194,12 +254,31 @@ class _Alike:
 
     def _stage(self, extents: Extents) -> stages.StageGraph:
         bucket = self._bucket
-        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extents)) for name, b in self._bindings.items()}
-        stage = stages.derive(self._model, [bound], {}, self._derived, bucket=self._folding)
-        if stage.kind != "static" or stage.more or stage.needs:
-            raise NoBucket("shapes depend on values", elsewhere=False)
+        bound = [
+            {name: b if b.value is not None else replace(b, shape=self._shape(name, b, extents)) for name, b in known.items()}
+            for known in self._bindings
+        ]
+        stage = stages.derive(self._model, bound, self._capacities, self._derived, bucket=self._folding)
+        if stage.needs:
+            raise NoBucket(f"shapes depend on values: {', '.join(stage.needs)}", elsewhere=False)
+        if self._folding.longest:
+            assert extents == bucket.most
+            self._capacities |= {t.name: t.shape[0] for t in stage.graph.outputs if t.dtype == object}
         self._folding.longest = False
         return stage
+
+    def _shape(self, name: str, bound: Binding, extents: Extents) -> tuple[int, ...] | None:
+        return bound.shape if bound.shape is None else self._bucket.shape(name, bound.shape, self._bucket.most, extents)
+
+
+def _with(extents: Extents, k: int, extent: int) -> Extents:
+    return (*extents[:k], extent, *extents[k + 1 :])
+
+
+def _looked_at(bucket: ShapeBucket, k: int) -> list[int]:
+    """Values of a length that tell whether a stage depends on it: the smallest, one between, the largest but one."""
+    least, most = bucket.least[k], bucket.most[k]
+    return sorted({least, (least + most) // 2, max(most - 1, least)})
 
 
 def _inputs(graph: Graph) -> list[Value]:

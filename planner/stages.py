@@ -135,7 +135,8 @@ def derive(
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: facts about the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
-    derived again. `bucket`: as of `folding.folded`, for a model of one stage. RequestError: a binding does not fit the model.
+    derived again. `bucket`: as of `folding.folded`, for the last of these stages; those in front give what their own plans do. RequestError:
+    a binding does not fit the model.
     """
     derived = Derived() if derived is None else derived
     if model.spelt is not None and _of_strings(model, bindings[0]):
@@ -145,7 +146,7 @@ def derive(
     found = derived.find(key[:-1])
     if found is None:
         done, state = 1, derived.begin(model, capacities or {}, bindings[0])
-        state.binder.bucket = bucket
+        state.binder.bucket = bucket if done == len(bindings) else None
         state.bind_inputs(bindings[0])
         stage = state.next()
     else:
@@ -153,13 +154,14 @@ def derive(
     while True:
         if done < len(bindings) and (stage.needs or not stage.more):
             raise RequestError(f"model {model.graph.name!r} has no stage {len(bindings) - 1} for these bindings")
-        if stage.more and not stage.needs:
+        if stage.more and not stage.needs and (bucket is None or done < len(bindings)):
             derived.note(key[: done + 1], state, stage)
         if done == len(bindings):
             return stage
         state.bind_results(stage, bindings[done])
-        stage = state.next()
         done += 1
+        state.binder.bucket = bucket if done == len(bindings) else None
+        stage = state.next()
 
 
 def _of_strings(model: OnnxModel, known: Mapping[str, Binding]) -> bool:

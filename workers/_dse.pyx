@@ -110,6 +110,7 @@ cdef extern from "engine/loop.h" nogil:
     size_t aspen_tile_scratch(const aspen_exec_instance *, uint32_t)
     void aspen_exec_move(aspen_exec_instance *, char *, uint32_t, uint32_t)
     int aspen_exec_tile(const aspen_exec_instance *, uint32_t, int, void *, size_t)
+    aspen_operand aspen_exec_operand(const aspen_exec_instance *, uint32_t)
     uint64_t *aspen_exec_next(const aspen_exec_instance *)
     void aspen_dse_init(aspen_dse *, aspen_control *, aspen_doorbell *, uint32_t, const aspen_mapping *, aspen_plan_view **, aspen_instance_view **,
                         uint64_t **)
@@ -206,18 +207,19 @@ cdef object _own(operand):
     return None if operand is None else np.array(operand, order="C")
 
 
-cdef object _call(const aspen_exec_plan *p, uint32_t tile, list buffers, int64_t request):
+cdef object _call(const aspen_exec_instance *e, uint32_t tile, list buffers, int64_t request):
     """(op, blob, outputs, inputs) of an opaque tile; buffers by space; the REQUEST space begins at byte `request` of its buffer."""
+    cdef const aspen_exec_plan *p = <const aspen_exec_plan *>e.view.plan
     cdef uint32_t op = p.view.tiles[tile].op
     cdef const aspen_op *o = &p.ops[op]
-    cdef const aspen_operand *x
+    cdef aspen_operand x
     cdef int i
     _need_numpy()
     arrays = []
     for i in range(o.n_outputs + o.n_inputs):
-        x = &p.operands[o.operand + i]
+        x = aspen_exec_operand(e, o.operand + i)
         buf = buffers[x.space] if x.dtype != ASPEN_DT_NONE else None
-        operand = _array(x, buf, request if x.space == ASPEN_SPACE_REQUEST else 0, i < o.n_outputs)
+        operand = _array(&x, buf, request if x.space == ASPEN_SPACE_REQUEST else 0, i < o.n_outputs)
         arrays.append(_own(operand) if x.space == ASPEN_SPACE_REQUEST and i >= o.n_outputs else operand)
     blob = PyBytes_FromStringAndSize(p.blobs + o.blob, o.blob_bytes)
     return op, blob, arrays[:o.n_outputs], arrays[o.n_outputs:]
@@ -491,7 +493,7 @@ cdef class Engine:
             if <char *>b.view.buf <= e.view.request < <char *>b.view.buf + b.view.len:
                 buffers[<int>ASPEN_SPACE_REQUEST] = b.owner
                 request = e.view.request - <char *>b.view.buf
-        op, blob, outputs, inputs = _call(p, tile, buffers, request)
+        op, blob, outputs, inputs = _call(e, tile, buffers, request)
         return op, memoryview(blob), outputs, inputs
 
     def name(self, instance, tile):
@@ -600,7 +602,7 @@ cdef class PlanRunner:
         if self.p.ops[self.p.view.tiles[t].op].kernel == ASPEN_K_OPAQUE:
             if self._opaque is None:
                 return ASPEN_E_OPAQUE_FAILED
-            _, blob, outputs, inputs = _call(self.p, t, self._buffers, 0)
+            _, blob, outputs, inputs = _call(self.e, t, self._buffers, 0)
             self._opaque(blob, outputs, inputs)
             return 0
         with nogil:

@@ -22,7 +22,8 @@ class BucketPolicy:
 
     Which models and axes have buckets at all:
     `refusals`: a model without a plan for any of so many buckets has none for others.
-    `remembered_shapes`: shapes of a model that are remembered to compare others with.
+    `remembered_shapes`: shapes of a stage that are remembered to compare others with.
+    `remembered_stages`: stages of a model whose shapes are remembered. A stage for another value that decides shapes is another one.
     `stepped_lengths`: from so many different lengths on it counts what they are all multiples of (sides of pictures), …
     `least_step`: … if it is at least this, …
     `worth_lengths`: … and a bucket that holds fewer of these lengths has a plan for each, which takes a quarter of the time to make.
@@ -56,6 +57,7 @@ class BucketPolicy:
     halvings: int = 3
     refusals: int = 3
     remembered_shapes: int = 16
+    remembered_stages: int = 64
     stepped_lengths: int = 4
     least_step: int = 8
     worth_lengths: int = 16

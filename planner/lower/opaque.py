@@ -39,7 +39,7 @@ def build(
     store: Store,
     types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> tuple[bytes, list[Tensor]]:
-    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are not plain tensors
+    """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small weights and constants that are not plain tensors
     become initializers. `wanted`: the outputs; None where the type is not known. `types`: of values that nodes give, as far as known, for
     operators whose results have a type that their inputs do not tell."""
     initializers, infos, operands = [], [], []
@@ -60,14 +60,17 @@ def build(
 
 
 def embedded(tensor: Tensor) -> bool:
-    """Whether it travels inside the model of an opaque node that reads it."""
-    return tensor.is_const and (tensor.nbytes <= _EMBED or not tensors.is_plain(tensor.dtype))
+    """Whether it travels inside the model of an opaque node that reads it. What follows from input shapes does not: the model would be
+    another at each length of a shape bucket."""
+    small = tensor.nbytes <= _EMBED and tensor.weight_key is not None
+    return tensor.is_const and (small or not tensors.is_plain(tensor.dtype))
 
 
 def _info(name: str, tensor: Tensor | None) -> onnx.ValueInfoProto:
+    """Its type. Shapes are those of the operands, which may be others in each request."""
     if tensor is None or not tensors.is_plain(tensor.dtype):
         return onnx.ValueInfoProto(name=name)
-    return helper.make_tensor_value_info(name, tensors.elem_type(tensor.dtype), tensor.shape)
+    return helper.make_tensor_value_info(name, tensors.elem_type(tensor.dtype), None)
 
 
 def _plain(tensor: Tensor) -> Any:

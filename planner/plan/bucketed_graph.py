@@ -155,7 +155,8 @@ class BucketedGraph:
         """Raises NoBucket where the plan leaves cores without tiles at the smallest extents."""
         tiles = at(plan, self.bucket.least)[2]
         there = np.bincount(tiles["op"][(tiles["lo"] < tiles["hi"]).all(axis=1)], minlength=len(plan.ops))
-        ns = np.array([tile_cost.whole_ns(node) for node in self.storages[self.bucket.least].steps])
+        # An opaque node has one tile at any length.
+        ns = np.array([tile_cost.whole_ns(node) * (node.op != OPAQUE) for node in self.storages[self.bucket.least].steps])
         cores = np.where(ns < POLICY.shared_ns, workers, np.clip(there[plan.ops["n_outputs"] > 0], 1, workers))
         if (ns / cores).sum() > (1 + POLICY.idle_share) * ns.sum() / workers:
             raise NoBucket(f"of {workers} cores some have no tiles at the shortest length")
@@ -452,8 +453,8 @@ def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
     buffers: dict[int, Buffer] = {}
     taken: dict[int, int] = {}
     for a, b in zip(most.steps, other.steps, strict=True):
-        if a.op == OPAQUE:
-            raise NoBucket(f"{a.onnx_op} {a.name!r} runs in Python", elsewhere=False)
+        if a.op == OPAQUE and a.attrs["model"] != b.attrs["model"]:
+            raise NoBucket(f"{a.onnx_op} {a.name!r} runs in Python, as another model at another length")
         if a.op != b.op or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs) or a.batch_slice != b.batch_slice:
             raise NoBucket(f"{a.op} {a.name!r} at one length, {b.op} {b.name!r} at another")
         for x, y in zip([*a.outputs, *a.inputs], [*b.outputs, *b.inputs], strict=True):

@@ -54,6 +54,11 @@ class ShapeBucket:
         found = random.integers(self.least, np.array(self.most) + 1, (count, len(self.most)))
         return list(dict.fromkeys(map(tuple, found.tolist())))
 
+    def of(self, chosen: Sequence[int]) -> ShapeBucket:
+        """The bucket of some of its lengths, by their numbers. The others stay as they are."""
+        least, most = (tuple(ends[k] for k in chosen) for ends in (self.least, self.most))
+        return ShapeBucket(least, most, {name: tuple(tuple(steps[k] for k in chosen) for steps in row) for name, row in self.per.items()})
+
     @property
     def typical(self) -> Extents:
         """The extents for which algorithms are chosen that have other constants: as many times the smallest as the largest are of them."""

@@ -352,8 +352,6 @@ def _check_bucket(s: _Segment) -> None:
             if h[name]:
                 refuse(f"header.{name}", h[name], "only the plan of a shape bucket has one")
         return
-    if OPAQUE in s.op_kernel:
-        refuse(f"ops[{s.op_kernel.index(OPAQUE)}].kernel", OPAQUE, "the plan of a shape bucket has none")
     largest, smallest = _values_at(s, s.most), _values_at(s, s.least)
     offset_of: dict[int, int] = {}
     seen = set()
@@ -453,7 +451,8 @@ def _check_extents(s: _Segment, found: Extents, above: list[int] | None) -> None
     try:
         _check_operands(short)
         _check_calls(short)
-        _check_grids(short, ((tiles["lo"] < tiles["hi"]) | (s.tiles["lo"] == s.tiles["hi"])).all(axis=1))
+        left = ((tiles["lo"] < tiles["hi"]) | (s.tiles["lo"] == s.tiles["hi"])).all(axis=1)
+        _check_grids(short, left | (s.ops["kernel"][tiles["op"]] == OPAQUE_CODE))  # which runs whatever is left of its box
         _check_memory(short, above)
     except PlanError as error:
         raise PlanError(f"{error} (at extents {list(found)})") from None

@@ -138,6 +138,16 @@ static inline void aspen_exec_move(struct aspen_exec_instance *e, char *request,
   e->view.generation = generation;
 }
 
+/* An operand of the plan as it is at the request's extents. */
+static inline struct aspen_operand aspen_exec_operand(const struct aspen_exec_instance *e, uint32_t i) {
+  struct aspen_operand o = aspen_exec_plan_of(e)->operands[i];
+  if (!e->own) return o;
+  memcpy(o.dims, aspen_own_dims(e) + (size_t)i * ASPEN_RANK, sizeof o.dims);
+  memcpy(o.strides, aspen_own_strides(e) + (size_t)i * ASPEN_RANK, sizeof o.strides);
+  o.offset = aspen_own_offsets(e)[i];
+  return o;
+}
+
 /* Where the links of the instance's queues are. */
 static inline uint64_t *aspen_exec_next(const struct aspen_exec_instance *e) {
   const struct aspen_plan_header *h = e->view.plan->header;

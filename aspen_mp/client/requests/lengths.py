@@ -10,10 +10,10 @@ import msgspec
 from aspen_mp.client.requests.region import Region
 from aspen_mp.control.planning.shape_buckets import slots
 from aspen_mp.control.wire import protocol
-from aspen_mp.shm.extents import extents_of, values_at, word
+from aspen_mp.shm.extents import values_at, word
 
 Key = tuple[Any, ...]
-"""Names and shapes of a request's inputs."""
+"""Names and shapes of what is bound for a request, one stage after the other."""
 
 
 @dataclass(slots=True)
@@ -30,12 +30,14 @@ class KnownBucket:
     `idle`: of each where regions wait that any of them can use, the last one last, by its number; guarded by `stage._regions`.
     """
 
-    def __init__(self, planned: protocol.Planned, key: Key) -> None:
-        """`key`: of the request that `planned` answers."""
+    def __init__(self, planned: protocol.Planned, key: Key, structure: bytes = b"") -> None:
+        """`key`, `structure`: of the request that `planned` answers."""
         assert planned.bucket is not None
         self._planned = planned
         self._bucket = bucket = planned.bucket
-        extents = extents_of(planned.extent, len(bucket.most))
+        self.structure = structure
+        found = [(number, dim) for (_, shape), row in zip(key, bucket.axes, strict=True) for dim, number in zip(shape, row, strict=True)]
+        extents = [min(dim for number, dim in found if number == k) // bucket.unit for k in range(1, len(bucket.most) + 1)]
         less = (0, *(extent * bucket.unit for extent in extents))
         self._rest = [
             (name, tuple((dim - less[number], number) for dim, number in zip(shape, row, strict=True)))
@@ -43,7 +45,7 @@ class KnownBucket:
         ]
         axes = [(number, i, axis) for i, row in enumerate(bucket.axes) for axis, number in enumerate(row)]
         self._places = [next((i, axis) for number, i, axis in axes if number == k) for k in range(1, len(extents) + 1)]
-        self._largest = values_at(bucket.values, bucket.most)
+        self._largest = values_at(bucket.values, [bucket.most[k] for k in bucket.chosen])
         self.idle: dict[int, list[Region]] = {}
         self.lending = Lending()
 
@@ -59,7 +61,7 @@ class KnownBucket:
         for (name, shape), (own, rest) in zip(key, self._rest, strict=True):
             if name != own or shape != tuple([dim + more[number] for dim, number in rest]):
                 return None
-        planned = self._planned
-        less = [large - here for large, here in zip(self._largest, values_at(bucket.values, extents), strict=True)]
+        planned, chosen = self._planned, [extents[k] for k in bucket.chosen]
+        less = [large - here for large, here in zip(self._largest, values_at(bucket.values, chosen), strict=True)]
         inputs, outputs = slots(planned.inputs, bucket.inputs, less), slots(planned.outputs, bucket.outputs, less)
-        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=word(extents), bucket=None)
+        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=word(chosen), bucket=None)

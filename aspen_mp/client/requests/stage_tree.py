@@ -24,6 +24,7 @@ from aspen_mp.client.requests.lengths import Key, KnownBucket
 from aspen_mp.client.requests.region import Region
 from aspen_mp.client.requests.stage import Lost, Short, Stage, Stale, Transfers
 from aspen_mp.client.session import Session
+from aspen_mp.control.planning.shape_buckets import structure
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
@@ -115,6 +116,11 @@ class _Node:
     capacities: dict[str, int] = field(default_factory=dict)
     place: tuple[dict[Any, _Node], Any] | None = None
     """Where it hangs; None for those that the shapes of the inputs lead to."""
+
+    @property
+    def asked(self) -> list[protocol.Capacity]:
+        """The capacities to ask for."""
+        return [protocol.Capacity(name, nbytes) for name, nbytes in sorted(self.capacities.items())]
 
     def stages(self) -> list[Stage]:
         found = [] if self.stage is None else [self.stage]
@@ -257,10 +263,12 @@ class StageTree:
             known.update(results)
             if stage.planned.last:
                 return {name: self._told(name, known[name]) for name in self._outputs}
-            key = shape_key(results)
+            # Other shapes follow from those that are bound, for the planner as well.
+            told = {slot.name: results[slot.name] for slot in stage.planned.outputs if slot.dtype == "object"}
+            key = shape_key(told)
             child = node.next.get(key)
             if child is None:
-                child = node.next.setdefault(key, self._new([*node.binds, _binds(results)], (node.next, key)))
+                child = node.next.setdefault(key, self._new([*node.binds, _binds(told)], (node.next, key)))
             node = self._find(child, known)
             self._note_behind(node)
 
@@ -375,7 +383,7 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
+        capacities = node.asked
 
         def call() -> protocol.Planned:
             try:
@@ -412,7 +420,7 @@ class StageTree:
         return self._session.memory.nbytes < before
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
-        known = None if ahead or len(node.binds) > 1 else self._known(node)
+        known = None if ahead else self._known(node)
         if known is not None:
             self._met += 1
             if self._met % POLICY.told_every:
@@ -426,10 +434,12 @@ class StageTree:
 
     def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, KnownBucket] | None:
         """What a plan for a shape bucket is at the length of these shapes, if there is one that serves them."""
-        key = _key_of(node)
         with self._lock:
             buckets = list(self._buckets.values())
-        for bucket in reversed(buckets):
+        if not buckets:
+            return None
+        key, made_of = _key_of(node), _structure(node)
+        for bucket in reversed([one for one in buckets if one.structure == made_of]):
             planned = bucket.at(key)
             if planned is not None:
                 return planned, self._transfers, bucket
@@ -441,7 +451,7 @@ class StageTree:
             return Stage(self._session, self._model, planned, self._transfers, keys=self._keys, codes=self._codes)
         key = _key_of(node)
         with self._lock:
-            bucket = self._buckets.setdefault((planned.plan, planned.generation), KnownBucket(planned, key))
+            bucket = self._buckets.setdefault((planned.plan, planned.generation), KnownBucket(planned, key, _structure(node)))
         found = bucket.at(key)
         assert found is not None
         return Stage(self._session, self._model, found, self._transfers, bucket, self._keys, self._codes)
@@ -497,5 +507,9 @@ def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
 
 
 def _key_of(node: _Node) -> Key:
-    """`shape_key` of the request that the first stage is asked for."""
-    return tuple([(bind.name, tuple(bind.shape)) for bind in node.binds[0]])
+    """Names and shapes of all that is bound for a stage."""
+    return tuple([(bind.name, tuple(bind.shape)) for binds in node.binds for bind in binds])
+
+
+def _structure(node: _Node) -> bytes:
+    return structure(node.binds, node.asked)

@@ -38,7 +38,7 @@ from aspen_mp.control.models.plan_states import (
 from aspen_mp.control.models.plans import Asker, Model, Plan, not_loaded
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
-from aspen_mp.control.planning.shape_buckets import Axes, Range, ServedBucket, WantedBucket, symbols_of
+from aspen_mp.control.planning.shape_buckets import Axes, Buckets, Range, ServedBucket, WantedBucket, flat, nested, symbols_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
@@ -104,13 +104,14 @@ class PlanRequests(PlanBuilder):
             asker.fail(error)
 
     def _find_or_begin(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
-        own, by_shape = _key(message), _by_shape(message)
-        if by_shape and message.stages[0] not in model.buckets.shapes:
-            model.buckets.learn(message.stages[0], _symbols(model, message.stages[0]))
+        own, buckets = _key(message), _buckets(model, message)
+        binds = flat(message.stages)
+        if buckets is not None and binds not in buckets.shapes:
+            buckets.learn(binds, _symbols(model, message.stages))
         plan = model.live.get(own)
         if plan is not None and message.ahead and replanning.in_haste(plan, self._setup.speeds()):
             plan = None
-        if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
+        if plan is None and buckets is not None and not message.ahead and (found := buckets.find(binds)):
             plan = model.live.get(found)
         if plan is not None:
             if message.often and plan.served_bucket is not None:
@@ -138,11 +139,12 @@ class PlanRequests(PlanBuilder):
         recurs = alone and not _others(model, message)
         search = recurs and not (self._setup.replans and _afterwards(model, message))
         job = PlanStage(message.stages, message.capacities, self._setup.speeds(), self._setup.rates_name, search, recurs, alone)
-        entry = self.kept(model, job)
+        entry, buckets = self.kept(model, job), _buckets(model, message)
         if entry is not None and search and not entry.note.searched and replanning.searchable(entry.note.work_ns, job.speeds):
             entry = None
-        if entry is None and not recurs and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
-            key = _bucket_key(message.stages[0], bucket, bucket.widest)
+        bucket = None if buckets is None or recurs or entry is not None else buckets.wanted(flat(message.stages))
+        if bucket is not None:
+            key, job.keep = _bucket_key(message, bucket, bucket.widest), True
             entry = self.kept_bucket(model, job, bucket)
         if self.stop_background(model, but=key):
             self._ask_again(model, asker)  # after those who waited for what has been stopped: they may begin what this request needs
@@ -199,18 +201,20 @@ class PlanRequests(PlanBuilder):
         if model.begun or len(bucket.lengths) > 1:
             return
         (length,), (least,), (most,) = plan.lengths(asked), served.range.least, served.range.most
+        buckets, binds = model.buckets.of(asked.stages, asked.capacities), flat(plan.job.stages)
         for other in sorted((least - 1, most + 1), key=lambda other: abs(other - length)):
             if not length <= 2 * other <= 4 * length:
                 continue
-            shapes = bucket.at(plan.job.stages[0], (other,))
-            wanted = None if other < POLICY.least_extent or model.buckets.find(shapes) else model.buckets.wanted(shapes)
+            shapes = bucket.at(binds, (other,))
+            wanted = None if other < POLICY.least_extent or buckets.find(shapes) else buckets.wanted(shapes)
             if wanted is None:
                 continue
-            key = _bucket_key(shapes, wanted, wanted.widest)
+            speeds, rates = self._setup.speeds(), self._setup.rates_name
+            job = PlanStage(nested(shapes, asked.stages), asked.capacities, speeds, rates, search=False, recurs=False)
+            key = _bucket_key(job, wanted, wanted.widest)
             tries = model.ahead.get(key, 0)
             if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
-                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.rates_name, search=False, recurs=False)
                 entry: Entry | None = self.kept_bucket(model, job, wanted)
                 self.begin(self._request(Plan(model, key, job, background=True)), entry)
                 return
@@ -221,7 +225,7 @@ class PlanRequests(PlanBuilder):
         model, job, bucket = plan.model, plan.job, plan.job.bucket
         plan.live_key = plan.key
         if bucket is not None and plan.served_bucket is not None:
-            plan.live_key = _bucket_key(job.stages[0], bucket, plan.served_bucket.range)
+            plan.live_key = _bucket_key(job, bucket, plan.served_bucket.range)
         elif bucket is not None:
             plan.live_key = _key(job)
         old = model.live.get(plan.key) if plan.background else None
@@ -243,10 +247,11 @@ class PlanRequests(PlanBuilder):
     def announce(self, plan: Plan) -> None:
         """Have requests find the plan. Waiters that it does not serve ask again."""
         model, job, bucket = plan.model, plan.job, plan.job.bucket
+        buckets = model.buckets.of(job.stages, job.capacities)
         if bucket is not None and plan.served_bucket is not None:
-            model.buckets.add(job.stages[0], bucket, plan.served_bucket.range, plan.live_key)
+            buckets.add(flat(job.stages), bucket, plan.served_bucket.range, plan.live_key)
         elif bucket is not None:
-            model.buckets.refuse(job.stages[0], bucket, plan.no_bucket)
+            buckets.refuse(flat(job.stages), bucket, plan.no_bucket)
             self._event_log.info("one-shape", model=model.name, why=plan.why)
             plan.job = msgspec.structs.replace(job, bucket=None)
         model.live[plan.live_key] = plan
@@ -292,15 +297,19 @@ def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     return msgspec.msgpack.encode((asked.stages, asked.capacities))
 
 
-def _bucket_key(binds: Sequence[protocol.Bind], bucket: WantedBucket, one: Range) -> bytes:
-    """Return the key of a plan for a range, given the shapes of the request that asks."""
-    return b"range:" + msgspec.msgpack.encode((bucket.largest(binds, one), bucket.axes, one.unit))
+def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one: Range) -> bytes:
+    """Return the key of a plan for a range, given the request that asks."""
+    largest = nested(bucket.largest(flat(asked.stages), one), asked.stages)
+    return b"range:" + msgspec.msgpack.encode((largest, asked.capacities, bucket.axes, one.unit))
 
 
-def _by_shape(message: protocol.MakePlan) -> bool:
-    """Whether all that is known of the model's inputs are shapes of tensors."""
-    plain = len(message.stages) == 1 and not message.capacities
-    return plain and all(bind.value is None and bind.dtype != "object" for bind in message.stages[0])
+def _buckets(model: Model, message: protocol.MakePlan) -> Buckets | None:
+    """Return the buckets of the stage that is asked for. None where an input of the model is no tensor, or where a first stage is planned
+    for values of its inputs."""
+    first = message.stages[0]
+    if any(bind.dtype == "object" or (bind.value is not None and len(message.stages) == 1) for bind in first):
+        return None
+    return model.buckets.of(message.stages, message.capacities)
 
 
 def _others(model: Model, message: protocol.MakePlan) -> bool:
@@ -315,10 +324,10 @@ def _afterwards(model: Model, message: protocol.MakePlan) -> bool:
     return not message.ahead and how.search == "quick" and how.tiles is None
 
 
-def _symbols(model: Model, binds: Sequence[protocol.Bind]) -> list[Axes]:
-    """Return the axes that share a symbolic name in the model, for the inputs of a request."""
-    shapes = {info.name: info.shape for info in model.loaded.inputs} if model.loaded is not None else {}
-    return symbols_of([shapes.get(bind.name) for bind in binds])
+def _symbols(model: Model, stages: Sequence[Sequence[protocol.Bind]]) -> list[Axes]:
+    """Return the axes that share a symbolic name in the model, for the inputs of a request. Behind data there are others besides."""
+    shapes = {info.name: info.shape for info in model.loaded.inputs} if model.loaded is not None and len(stages) == 1 else {}
+    return symbols_of([shapes.get(bind.name) for bind in stages[0]])
 
 
 def _any_size(model: Model) -> bool:

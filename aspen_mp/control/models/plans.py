@@ -19,11 +19,10 @@ from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.plan_cache import Entry, WeightFile
 from aspen_mp.control.planning.planner_child import JobProgress, PlannerChild, PlanStage, WeightDirectory
-from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, family, lengths_of
+from aspen_mp.control.planning.shape_buckets import ServedBucket, StageBuckets, family, flat, lengths_of, structure
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError
-from aspen_mp.shm.extents import word
 from aspen_mp.shm.segments import Segment
 
 
@@ -142,7 +141,7 @@ class Plan:
         """Return the request's lengths in this plan's bucket."""
         bucket = self.job.bucket
         assert bucket is not None
-        return lengths_of(asked.stages[0], bucket.axes)
+        return lengths_of(flat(asked.stages), bucket.axes)
 
     def serves(self, asked: protocol.MakePlan) -> bool:
         """Whether the finished plan serves a request that waited for it; it may serve less than the wanted bucket."""
@@ -154,7 +153,8 @@ class Plan:
         """Return the extents of a request that has asked for this plan; None where the plan does not serve them."""
         assert self.job.bucket is not None
         one, axes = served.range, self.job.bucket.axes
-        alike = family(asked.stages[0], axes, one.unit) == family(self.job.stages[0], axes, one.unit)
+        alike = structure(asked.stages, asked.capacities) == structure(self.job.stages, self.job.capacities)
+        alike = alike and family(flat(asked.stages), axes, one.unit) == family(flat(self.job.stages), axes, one.unit)
         return one.extents(self.lengths(asked)) if alike else None
 
     def tell(self, asker: Asker) -> None:
@@ -165,8 +165,9 @@ class Plan:
             assert bucket is not None
             extents, one = self._extents(served, asker.asked), served.range
             assert extents is not None
-            told = protocol.Bucket(one.least, one.most, one.unit, bucket.axes, served.values, served.inputs, served.outputs)
-            answer = msgspec.structs.replace(answer, extent=word(extents), bucket=told)
+            shapes = (served.values, served.inputs, served.outputs)
+            told = protocol.Bucket(one.least, one.most, one.unit, bucket.axes, *shapes, served.lengths)
+            answer = msgspec.structs.replace(answer, extent=served.word(extents), bucket=told)
         asker.send(answer)
 
 
@@ -210,7 +211,7 @@ class Model:
     files: dict[int, WeightFile] = field(default_factory=dict, init=False)
     live: dict[bytes, Plan] = field(default_factory=dict, init=False)
     making: dict[bytes, Plan] = field(default_factory=dict, init=False)
-    buckets: Buckets = field(default_factory=Buckets, init=False)
+    buckets: StageBuckets = field(default_factory=StageBuckets, init=False)
     ahead: dict[bytes, int] = field(default_factory=dict, init=False)
 
     @property

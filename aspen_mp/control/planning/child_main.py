@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.planner.job.request import PlanRequest
-    from aspen_mp.planner.plan.bucketed_graph import Axes, BucketedGraph
+    from aspen_mp.planner.plan.bucketed_graph import Axes
     from aspen_mp.planner.plan.plan import Plan, TensorInfo, WeightItem
 
 SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -221,19 +221,19 @@ class Planner:
         bindings = [_bindings(stage) for stage in message.stages]
         machine = Machine.of_speeds(message.speeds, op_cost.rates())
         self._derived = self._derived or stages.Derived()
-        result, no_bucket, why = None, False, ""
+        result, served, no_bucket, why = None, None, False, ""
         if message.bucket is not None:
-            result, no_bucket, why = _of_bucket(model, bindings[0], message.bucket, **self._how(message, machine))
+            result, served, no_bucket, why = _of_bucket(model, bindings, message.bucket, **self._how(message, machine))
         if result is not None:
             # What the plan cache keeps is looked up by the bucket that it is for.
-            message = msgspec.structs.replace(message, bucket=_made_bucket(result, message.bucket))
+            assert served is not None
+            message = msgspec.structs.replace(message, bucket=_made_bucket(served.range, message.bucket))
         else:
             message = msgspec.structs.replace(message, bucket=None)
             how = self._how(message, machine)
             if message.within is not None:
-                result = _within(model, bindings[0], message.within, **how)
-            capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
-            result = result or api.plan_stage(model, bindings, capacities=capacities, **how)
+                result = _within(model, bindings, message.within, **how)
+            result = result or api.plan_stage(model, bindings, **how)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [], no_bucket=no_bucket)
@@ -253,7 +253,7 @@ class Planner:
             used,
             packed,
             spare=spare,
-            served_bucket=None if result.bucketed is None else _served(result.bucketed),
+            served_bucket=served,
             no_bucket=no_bucket,
             why=why,
             work_ns=float(plan.tile_costs().ns.sum()),
@@ -284,6 +284,7 @@ class Planner:
             "workers": len(machine),
             "machine": machine,
             "request": msgspec.structs.replace(self._request, planning=planning),
+            "capacities": {capacity.name: capacity.nbytes for capacity in message.capacities},
             "build": PlanOptions(sized=sized),
             "derived": self._derived,
         }
@@ -362,12 +363,12 @@ def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Call
 
 def _of_bucket(
     model: api.OnnxModel,
-    bindings: Mapping[str, api.Binding],
+    bindings: Sequence[Mapping[str, api.Binding]],
     bucket: WantedBucket,
     **how: Any,
-) -> tuple[api.StageResult | None, bool, str]:
-    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one. Else whether there is none anywhere,
-    and why the last one that was tried is none. `how`: arguments of the planner."""
+) -> tuple[api.StageResult | None, shape_buckets.ServedBucket | None, bool, str]:
+    """A plan for the extents around that of the request whose shapes `bindings` are, and what it serves, if there is one. Else whether
+    there is none anywhere, and why the last one that was tried is none. `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
     several, hopeless, why = len(bucket.lengths) > 1, set(), ""
@@ -376,19 +377,20 @@ def _of_bucket(
             continue
         wanted, largest = _largest(bindings, bucket, one)
         try:
-            return api.plan_bucket(model, largest, wanted, demand=one.demand, **how), False, ""
+            result = api.plan_bucket(model, largest, wanted, demand=one.demand, **how)
+            return result, _served(result, one), False, ""
         except api.NoBucket as reason:
             why = str(reason)
             if reason.elsewhere or (one.demand == "busy" and not several):  # where a broad bucket has none, a narrow one may have one
                 continue
             if not several:
-                return None, True, why
+                return None, None, True, why
             hopeless.add(one.unit)
         except AspenError as error:  # the model may not take the longest: positions that there are no embeddings for
             why = str(error)
             if several:
                 hopeless.add(one.unit)
-    return None, several and {one.unit for one in bucket.ranges} == hopeless, why
+    return None, None, several and {one.unit for one in bucket.ranges} == hopeless, why
 
 
 def _halves(bucket: WantedBucket) -> list[Range]:
@@ -400,7 +402,7 @@ def _halves(bucket: WantedBucket) -> list[Range]:
 
 def _within(
     model: api.OnnxModel,
-    bindings: Mapping[str, api.Binding],
+    bindings: Sequence[Mapping[str, api.Binding]],
     bucket: WantedBucket,
     **how: Any,
 ) -> api.StageResult | None:
@@ -417,39 +419,42 @@ def _within(
         return None
 
 
-def _largest(bindings: Mapping[str, api.Binding], bucket: WantedBucket, one: Range) -> tuple[api.ShapeBucket, dict[str, api.Binding]]:
+def _largest(
+    bindings: Sequence[Mapping[str, api.Binding]], bucket: WantedBucket, one: Range
+) -> tuple[api.ShapeBucket, list[dict[str, api.Binding]]]:
     """A range of a bucket, and what is bound at its largest extents, given the bindings of the request that asks."""
     from aspen_mp.planner import api
 
     here = tuple(length // one.unit for length in bucket.lengths)
     steps = {number: tuple(one.unit * (k == number) for k in range(1, len(here) + 1)) for number in range(len(here) + 1)}
-    per = {name: tuple(steps[number] for number in row) for name, row in zip(bindings, bucket.axes, strict=True)}
+    names = [name for stage in bindings for name in stage]
+    per = {name: tuple(steps[number] for number in row) for name, row in zip(names, bucket.axes, strict=True) if any(row)}
     wanted = api.ShapeBucket(one.least, one.most, per)
-    return wanted, {name: replace(bound, shape=wanted.shape(name, bound.shape or (), here, one.most)) for name, bound in bindings.items()}
+    return wanted, [
+        {name: replace(bound, shape=wanted.shape(name, bound.shape or (), here, one.most)) for name, bound in stage.items()}
+        for stage in bindings
+    ]
 
 
-def _made_bucket(result: api.StageResult, bucket: WantedBucket | None) -> WantedBucket | None:
+def _made_bucket(served: Range, bucket: WantedBucket | None) -> WantedBucket | None:
     """The bucket that a plan was made for, which may be for a part of it."""
-    if bucket is None or result.bucketed is None:
+    if bucket is None:
         return None
-    served = _range_of(result.bucketed)
     ends = (served.least, served.most, served.unit)
     return next(
         (choice for choice in bucket.choices if (choice.widest.least, choice.widest.most, choice.widest.unit) == ends), bucket.choices[-1]
     )
 
 
-def _range_of(bucketed: BucketedGraph) -> Range:
-    bucket = bucketed.bucket
-    return Range(bucket.least, bucket.most, max((step for rows in bucket.per.values() for row in rows for step in row), default=1))
-
-
-def _served(bucketed: BucketedGraph) -> shape_buckets.ServedBucket:
+def _served(result: api.StageResult, one: Range) -> shape_buckets.ServedBucket:
     def rows(found: Sequence[Axes]) -> list[list[protocol.Follows]]:
         return [[protocol.Follows(axis, follows.value, follows.per) for axis, follows in axes] for axes in found]
 
+    one, bucketed = msgspec.structs.replace(one, demand="none"), result.bucketed
+    if bucketed is None:  # the same at all lengths
+        return shape_buckets.ServedBucket(one, [], [[] for _ in result.inputs], [[] for _ in result.outputs], ())
     inputs, outputs = bucketed.shapes
-    return shape_buckets.ServedBucket(_range_of(bucketed), list(bucketed.expressions.rows), rows(inputs), rows(outputs))
+    return shape_buckets.ServedBucket(one, list(bucketed.expressions.rows), rows(inputs), rows(outputs), result.lengths)
 
 
 def _stays(message: PlanStage) -> bool:

@@ -33,6 +33,7 @@ from typing import Any, Final
 import msgspec
 
 from aspen_mp.control.memory.weight_files import DIGEST_AT, DIGEST_END, MARK
+from aspen_mp.control.planning import shape_buckets
 from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
 from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.file_stamp import Stamp
@@ -147,7 +148,8 @@ def plan_key(
     if bucket is None:
         beside = () if within is None else (within.ranges, within.axes)
         return _name("plan", build, digest, list(options), stages, capacities, speeds, rates, *beside)
-    shapes = (bucket.largest(stages[0], bucket.widest), bucket.axes, bucket.widest)
+    largest = shape_buckets.nested(bucket.largest(shape_buckets.flat(stages), bucket.widest), stages)
+    shapes = (largest, bucket.axes, bucket.widest)
     return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
 
 

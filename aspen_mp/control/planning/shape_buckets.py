@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from math import gcd, prod
 from typing import Final, Literal
 
 import msgspec
 
-from aspen_mp.control.wire.protocol import Bind, Follows, Slot
+from aspen_mp.control.wire.protocol import Bind, Capacity, Follows, Slot
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import extents
 from aspen_mp.shm.bindings import _tables
@@ -27,6 +28,11 @@ _BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_R
 Axes = tuple[tuple[int, ...], ...]
 """The number of the length in each axis of each input, from 1 on; 0: none."""
 Lengths = tuple[int, ...]
+Stages = Sequence[Sequence[Bind]]
+"""What is bound for each stage up to the one that is planned. In `Axes` they all follow each other."""
+
+MOST_BEHIND: Final = 6
+"""Lengths in which requests for a stage behind others may differ. The stage itself depends on fewer (`planner.api.plan_bucket`)."""
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):
@@ -74,12 +80,22 @@ class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServedBucket(msgspec.Struct, frozen=True, array_like=True):
-    """The bucket that a plan serves, and how the shapes of its inputs and outputs follow from the extents."""
+    """The bucket that a plan serves, and how the shapes of its inputs and outputs follow from the extents. `chosen`: numbers of those
+    lengths that are extents of the plan; None: all. The plan is the same for any others in the range."""
 
     range: Range
     values: list[extents.Row]
     inputs: list[list[Follows]]
     outputs: list[list[Follows]]
+    chosen: tuple[int, ...] | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(range(len(self.range.most))) if self.chosen is None else self.chosen
+
+    def word(self, found: Lengths) -> int:
+        """The word of a request, given the extents of all its lengths."""
+        return extents.word([found[k] for k in self.lengths])
 
 
 def narrow_bucket(extent: int) -> tuple[int, int] | None:
@@ -134,15 +150,37 @@ def halves(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
         least, most = (least, middle - 1) if extent < middle else (middle, most)
 
 
-def difference(one: Sequence[Bind], two: Sequence[Bind]) -> Axes | None:
-    """Return the axes of the lengths in which the shapes of two requests differ; None where they differ otherwise, or by too many."""
+def flat(stages: Stages) -> list[Bind]:
+    """What is bound, of one stage after the other."""
+    return list(chain.from_iterable(stages))
+
+
+def nested(binds: Sequence[Bind], like: Stages) -> list[list[Bind]]:
+    """The same by stages, which are as long as those of another request."""
+    rest = iter(binds)
+    return [[next(rest) for _ in stage] for stage in like]
+
+
+def structure(stages: Stages, capacities: Sequence[Capacity]) -> bytes:
+    """Return what requests have in common that may share plans: all but the extents of tensors that are not bound by value."""
+    rows = [[(b.name, b.dtype, b.value, len(b.shape) if _is_free(b) else b.shape) for b in stage] for stage in stages]
+    return msgspec.msgpack.encode((rows, capacities))
+
+
+def _is_free(bind: Bind) -> bool:
+    return bind.value is None and bind.dtype != "object"
+
+
+def difference(one: Sequence[Bind], two: Sequence[Bind], most: int = extents.MOST_EXTENTS) -> Axes | None:
+    """Return the axes of the lengths in which the shapes of two requests differ; None where they differ otherwise, or by more than
+    `most`."""
     if [(a.name, a.dtype, len(a.shape)) for a in one] != [(b.name, b.dtype, len(b.shape)) for b in two]:
         return None
     rows = [[b - a for a, b in zip(x.shape, y.shape, strict=True)] for x, y in zip(one, two, strict=True)]
     numbers = {0: 0}
     for step in (step for row in rows for step in row):
         numbers.setdefault(step, len(numbers))
-    return tuple(tuple(numbers[step] for step in row) for row in rows) if 2 <= len(numbers) <= extents.MOST_EXTENTS + 1 else None
+    return tuple(tuple(numbers[step] for step in row) for row in rows) if 2 <= len(numbers) <= most + 1 else None
 
 
 def count(axes: Axes) -> int:
@@ -214,10 +252,12 @@ Place = tuple[bytes, Lengths, int]
 
 @dataclass(slots=True)
 class Buckets:
-    """The buckets of a model: `plans` by what their requests have in common (`family`), each a range and the key of the plan; the buckets
+    """The buckets of a stage of a model: `plans` by what their requests have in common (`family`), each a range and the key of the plan; the buckets
     for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that
-    have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by."""
+    have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by. `inputs`: of a stage behind
+    others, how many of what is bound are inputs of the model; 0: it is the first stage."""
 
+    inputs: int = 0
     plans: dict[bytes, list[tuple[Range, bytes]]] = field(default_factory=dict)
     refused: set[Place] = field(default_factory=set)
     narrow: set[Axes] = field(default_factory=set)
@@ -236,7 +276,8 @@ class Buckets:
             changed = [axes for axes in symbols if _fits(binds, axes) and _changed(self.shapes[-1], binds, axes)]
             together = _together(changed)
             found += ([] if together is None else [together]) + sorted(changed, key=partial(lengths_of, binds), reverse=True)
-        apart = [axes for known in reversed(self.shapes) if (axes := difference(known, binds)) is not None]
+        most = MOST_BEHIND if self.inputs else extents.MOST_EXTENTS
+        apart = [axes for known in reversed(self.shapes) if (axes := difference(known, binds, most)) is not None]
         alone = [axes for axes in apart if count(axes) == 1]
         self.lengths += [axes for axes in dict.fromkeys([*alone[:1], *(found or apart[:1])]) if axes not in self.lengths]
         self.shapes.append(binds)
@@ -258,7 +299,8 @@ class Buckets:
         """Return the bucket to make a plan for, for these shapes; None where no length is known, or there is no such plan."""
         if len(self.refused) >= POLICY.refusals and not self.plans:
             return None
-        for axes in self.lengths:
+        # Behind other stages a plan for more lengths serves requests for fewer, too, and takes no more to make where it depends on few.
+        for axes in sorted(self.lengths, key=count, reverse=True) if self.inputs else self.lengths:
             if not _fits(binds, axes) or axes in self.hopeless:
                 continue
             lengths = lengths_of(binds, axes)
@@ -286,20 +328,23 @@ class Buckets:
 
     def _sides(self, binds: Sequence[Bind], axes: Axes, lengths: Lengths) -> list[Range]:
         """Ranges of several lengths: the larger ones first, then the same in coarse steps, if the lengths are such. Texts have broad ones,
-        because their batches are small where they are long."""
+        because their batches are small where they are long. So have lengths that follow from data."""
         found = []
         partitions: list[Callable[[int], tuple[int, int] | None]] = [] if _is_picture(axes) else [broad_bucket]
         partitions += [partial(side_bucket, factor=factor) for factor in POLICY.side_factors]
+        given = {number for row in axes[: self.inputs or len(axes)] for number in row}
         for unit in (1, POLICY.coarse_unit):
             if min(lengths) < POLICY.least_extent or any(length % unit for length in lengths):
                 continue
             for bucket in partitions:
-                ends = [end for length in lengths if (end := bucket(length)) is not None]
+                buckets = [bucket if number in given else broad_bucket for number in range(1, len(lengths) + 1)]
+                ends = [end for length, own in zip(lengths, buckets, strict=True) if (end := own(length)) is not None]
                 if len(ends) < len(lengths):
                     continue
                 least, most = (tuple(end[k] for end in ends) for k in range(2))
                 one = Range(tuple(-(-a // unit) for a in least), tuple(b // unit for b in most), unit, "busy")
-                fits = all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
+                # Of a stage behind others the plan may have fewer extents.
+                fits = bool(self.inputs) or all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
                 if fits and one.extents(lengths) is not None and (family(binds, axes, unit), one.least, unit) not in self.split:
                     found.append(one)
         return found
@@ -336,6 +381,33 @@ class Buckets:
         """The plan has gone."""
         for rows in self.plans.values():
             rows[:] = [row for row in rows if row[1] != key]
+
+
+class StageBuckets:
+    """The buckets of all stages of a model, by what requests that may share plans have in common (`structure`)."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, Buckets] = {}
+
+    def of(self, stages: Stages, capacities: Sequence[Capacity]) -> Buckets:
+        """Those of a stage. Those that were asked for longest ago are forgotten where they are many and have no plans."""
+        key = structure(stages, capacities)
+        found = self._of.pop(key, None) or Buckets(len(stages[0]) if len(stages) > 1 else 0)
+        self._of[key] = found
+        if len(self._of) > POLICY.remembered_stages:
+            idle = next((key for key, one in self._of.items() if one is not found and not any(one.plans.values())), None)
+            if idle is not None:
+                del self._of[idle]
+        return found
+
+    def keys(self) -> set[bytes]:
+        """Of all plans that serve buckets."""
+        return {key for one in self._of.values() for rows in one.plans.values() for _, key in rows}
+
+    def drop(self, key: bytes) -> None:
+        """The plan has gone."""
+        for one in self._of.values():
+            one.drop(key)
 
 
 def _fits(binds: Sequence[Bind], axes: Axes) -> bool:

@@ -315,9 +315,10 @@ class Follows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """The extents that a plan serves. `axes`: the number of the extent that each axis of each input grows with, from 1 on; 0: it is
-    always the same. `unit`: by how much it grows with each step. `values`: what follows from the extents, as
-    `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their axes that follow from values."""
+    """The lengths that a plan serves, from `least` to `most` steps of `unit` each. `axes`: the number of the length that each axis of each
+    value grows with that is bound, one stage after the other, from 1 on; 0: it is always the same. `chosen`: the lengths, from 0 on, that
+    are the plan's extents. `values`: what follows from the extents, as `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their axes that
+    follow from values."""
 
     least: tuple[int, ...]
     most: tuple[int, ...]
@@ -326,6 +327,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     values: list[tuple[int, int, int, int, int, int]]
     inputs: list[list[Follows]]
     outputs: list[list[Follows]]
+    chosen: tuple[int, ...]
 
 
 class Planned(Message):
