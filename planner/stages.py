@@ -410,6 +410,8 @@ class _Stages:
 
     def _movable(self, node: Node) -> bool:
         small = all(t.nbytes <= _MOVED_BYTES for t in node.outputs) and all(t.dtype != tensors.OBJECT for t in node.outputs)
+        if self.binder.bucket is not None:
+            small = self.binder.bucket.is_small(node.outputs[0].name, small)
         return node.source is not None and not node.source.proto.domain and node.op in _MOVES and small
 
     def _opaque(self, cluster: list[Item], outputs: Sequence[Value | Tensor]) -> Node:

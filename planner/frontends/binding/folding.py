@@ -32,13 +32,21 @@ _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
 @dataclass(slots=True)
 class BucketFolding:
-    """The nodes that stay at every extent of a shape bucket, although their inputs are constants. They stay at the longest, which is bound
-    first. Shorter values may be small enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
+    """What sizes decide at the longest extent of a shape bucket, which is bound first: it holds at every extent. Shorter values may be small
+    enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
 
-    `longest`: whether that extent is being bound. `stay`: the first outputs of those nodes."""
+    `longest`: whether that extent is being bound. `stay`: the first outputs of nodes that stay, although their inputs are constants.
+    `apart`: of those whose values are too large to be moved by a tile in Python (`stages`)."""
 
     longest: bool = True
     stay: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
+
+    def is_small(self, name: str, small: bool) -> bool:
+        """Whether a value counts as small that is `small` at this extent."""
+        if self.longest and not small:
+            self.apart.add(name)
+        return small if self.longest else name not in self.apart
 
 
 def folded(entry: Item, inputs: list[Tensor | None], types: Types, bucket: BucketFolding | None = None) -> list[Tensor] | None:
