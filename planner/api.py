@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from aspen_mp.planner.frontends.networks import load
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.ir.likeness import form
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.job.options import UNSEARCHED
 from aspen_mp.planner.job.request import Instructions, PlanRequest
 from aspen_mp.planner.layout.storage import assign_storage
@@ -37,6 +38,8 @@ Demand = Literal["none", "even", "busy"]
 """What a plan for a shape bucket has to be: see `plan_bucket`."""
 
 
+_IDLE_FACTORS: Final = (16, 4, 1)
+"""By how many times the range of a length is widened at each end that a stage does not depend on."""
 PLAIN: Final = PlanRequest(planning=UNSEARCHED, instructions=Instructions("halved"))
 """What is asked for where nobody says: tiles without a search."""
 
@@ -50,8 +53,8 @@ class StageResult:
     `inputs`: what the plan reads (values that were bound by value, or are not read, are missing). `outputs`: what it gives;
     `Value.final` marks outputs of the model, the others feed later stages. `more`: stages follow.
     `opaque`: nodes that run through onnx.reference, and why. `bucketed`: where the plan is for a shape bucket, what it is made of; None
-    also where the plan is the same at all lengths. `lengths`: numbers of those lengths of the bucket that are extents of the plan. It is
-    the same at any value of the others within the bucket.
+    also where the plan is the same at all lengths. `lengths`: numbers of those lengths of the bucket that are extents of the plan. `idle`:
+    of the others, by their numbers, from what to what the plan is the same.
     """
 
     kind: str
@@ -63,6 +66,7 @@ class StageResult:
     opaque: list[tuple[str, str, str]] = field(default_factory=list)
     bucketed: BucketedGraph | None = None
     lengths: tuple[int, ...] = ()
+    idle: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def inspect(model: ModelLike | OnnxModel, *, folder: str | None = None) -> Signature:
@@ -131,11 +135,12 @@ def plan_bucket(
     """
     opened = _open(model, folder)
     alike = _Alike(opened, bindings, bucket, request, stages.Derived() if derived is None else derived, capacities or {})
-    lengths = alike.choose_lengths()
+    lengths, idle = alike.choose_lengths()
     bucket = bucket.of(lengths)
     stage, graph = alike.at(bucket.most)
+    result = StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, None, lengths=lengths, idle=idle)
     if not lengths:
-        return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, _built(graph, workers, machine, request, build))
+        return replace(result, plan=_built(graph, workers, machine, request, build))
     bucketed = BucketedGraph(bucket, assign_storage(graph))
     for number, extents in enumerate(bucket.samples()):
         try:
@@ -157,7 +162,7 @@ def plan_bucket(
     plan = _built(graph, workers, machine, request, build, bucketed)
     if demand == "busy":
         bucketed.keeps_busy(plan, workers)
-    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, plan, bucketed=bucketed, lengths=lengths)
+    return replace(result, plan=plan, bucketed=bucketed)
 
 
 @np.errstate(all="ignore")  # as above
@@ -202,32 +207,32 @@ class _Alike:
         self._folding = BucketFolding()
         self._decided = Decided(strassen=[])
 
-    def choose_lengths(self) -> tuple[int, ...]:
-        """Numbers of the lengths that the stage depends on, to which the bucket is confined. NoBucket where they are too many.
+    def choose_lengths(self) -> tuple[tuple[int, ...], dict[int, tuple[int, int]]]:
+        """Numbers of the lengths that the stage depends on, to which the bucket is confined, and the ranges of the others. NoBucket where
+        it depends on too many.
 
         All lengths of a first stage count: its inputs have them. Others may be of stages in front only, such as a number of boxes before
         some are suppressed. The stage does not depend on a length if it is the same wherever that is looked at.
         """
-        bucket = self._bucket
-        chosen = tuple(range(len(bucket.most)))
+        bucket, idle = self._bucket, {}
+        numbers = tuple(range(len(bucket.most)))
         if len(self._bindings) > 1:
             at_most = self._form(bucket.most)
-            idle = [k for k in chosen if all(self._has_form(at_most, _with(bucket.most, k, e)) for e in _looked_at(bucket, k))]
-            if idle and self._are_idle(idle):
-                chosen = tuple(k for k in chosen if k not in idle)
+            alone = [k for k in numbers if all(self._has_form(at_most, _with(bucket.most, {k: e})) for e in _looked_at(bucket, k))]
+            idle = next((ends for ends in _wider(bucket, alone) if self._are_idle(ends)), {})
+        chosen = tuple(k for k in numbers if k not in idle)
         if len(chosen) > MOST_EXTENTS or any(bucket.most[k] > most for k, most in zip(chosen, room(len(chosen)), strict=True)):
             raise NoBucket(f"depends on {len(chosen)} lengths, up to {[bucket.most[k] for k in chosen]}")
         self._bucket = bucket.of(chosen)
-        return chosen
+        return chosen, idle
 
-    def _are_idle(self, lengths: Sequence[int]) -> bool:
-        """Whether the stage stays the same where these lengths change together, and the others are small."""
-        bucket, middle = self._bucket, tuple((a + b) // 2 for a, b in zip(self._bucket.least, self._bucket.most, strict=True))
-        for there in (bucket.least, middle):
-            large = there
-            for k in lengths:
-                large = _with(large, k, bucket.most[k])
-            if not self._has_form(self._form(there), large):
+    def _are_idle(self, idle: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether the stage stays the same where these lengths are at the ends of these ranges, alone and together."""
+        bucket, corners = self._bucket, [dict(zip(idle, ends, strict=True)) for ends in zip(*idle.values(), strict=True)]
+        corners += [{k: end} for k, ends in idle.items() for end in ends]
+        for there in (bucket.least, tuple((a + b) // 2 for a, b in zip(bucket.least, bucket.most, strict=True))):
+            wanted = self._form(there)
+            if not all(self._has_form(wanted, _with(there, corner)) for corner in corners):
                 return False
         return True
 
@@ -271,8 +276,15 @@ class _Alike:
         return bound.shape if bound.shape is None else self._bucket.shape(name, bound.shape, self._bucket.most, extents)
 
 
-def _with(extents: Extents, k: int, extent: int) -> Extents:
-    return (*extents[:k], extent, *extents[k + 1 :])
+def _with(extents: Extents, other: Mapping[int, int]) -> Extents:
+    return tuple(other.get(k, extent) for k, extent in enumerate(extents))
+
+
+def _wider(bucket: ShapeBucket, lengths: Sequence[int]) -> Iterator[dict[int, tuple[int, int]]]:
+    """Yield ranges of lengths that a stage may not depend on, the widest first: they cost nothing. The last are those of the bucket."""
+    for factor in _IDLE_FACTORS if lengths else ():
+        ends = {k: (bucket.least[k] // factor, bucket.most[k] * factor) for k in lengths}
+        yield {k: (max(least, min(bucket.least[k], POLICY.least_extent)), min(most, POLICY.most_extent)) for k, (least, most) in ends.items()}
 
 
 def _looked_at(bucket: ShapeBucket, k: int) -> list[int]:

@@ -221,13 +221,12 @@ class Planner:
         bindings = [_bindings(stage) for stage in message.stages]
         machine = Machine.of_speeds(message.speeds, op_cost.rates())
         self._derived = self._derived or stages.Derived()
-        result, served, no_bucket, why = None, None, False, ""
+        result, one, no_bucket, why = None, None, False, ""
         if message.bucket is not None:
-            result, served, no_bucket, why = _of_bucket(model, bindings, message.bucket, **self._how(message, machine))
+            result, one, no_bucket, why = _of_bucket(model, bindings, message.bucket, **self._how(message, machine))
         if result is not None:
             # What the plan cache keeps is looked up by the bucket that it is for.
-            assert served is not None
-            message = msgspec.structs.replace(message, bucket=_made_bucket(served.range, message.bucket))
+            message = msgspec.structs.replace(message, bucket=_made_bucket(one, message.bucket))
         else:
             message = msgspec.structs.replace(message, bucket=None)
             how = self._how(message, machine)
@@ -253,7 +252,7 @@ class Planner:
             used,
             packed,
             spare=spare,
-            served_bucket=served,
+            served_bucket=None if one is None else _served(result, one),
             no_bucket=no_bucket,
             why=why,
             work_ns=float(plan.tile_costs().ns.sum()),
@@ -366,9 +365,9 @@ def _of_bucket(
     bindings: Sequence[Mapping[str, api.Binding]],
     bucket: WantedBucket,
     **how: Any,
-) -> tuple[api.StageResult | None, shape_buckets.ServedBucket | None, bool, str]:
-    """A plan for the extents around that of the request whose shapes `bindings` are, and what it serves, if there is one. Else whether
-    there is none anywhere, and why the last one that was tried is none. `how`: arguments of the planner."""
+) -> tuple[api.StageResult | None, Range | None, bool, str]:
+    """A plan for the extents around that of the request whose shapes `bindings` are, and their range, if there is one. Else whether there is
+    none anywhere, and why the last one that was tried is none. `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
     several, hopeless, why = len(bucket.lengths) > 1, set(), ""
@@ -377,8 +376,7 @@ def _of_bucket(
             continue
         wanted, largest = _largest(bindings, bucket, one)
         try:
-            result = api.plan_bucket(model, largest, wanted, demand=one.demand, **how)
-            return result, _served(result, one), False, ""
+            return api.plan_bucket(model, largest, wanted, demand=one.demand, **how), one, False, ""
         except api.NoBucket as reason:
             why = str(reason)
             if reason.elsewhere or (one.demand == "busy" and not several):  # where a broad bucket has none, a narrow one may have one
@@ -436,11 +434,11 @@ def _largest(
     ]
 
 
-def _made_bucket(served: Range, bucket: WantedBucket | None) -> WantedBucket | None:
+def _made_bucket(made: Range | None, bucket: WantedBucket | None) -> WantedBucket | None:
     """The bucket that a plan was made for, which may be for a part of it."""
-    if bucket is None:
+    if bucket is None or made is None:
         return None
-    ends = (served.least, served.most, served.unit)
+    ends = (made.least, made.most, made.unit)
     return next(
         (choice for choice in bucket.choices if (choice.widest.least, choice.widest.most, choice.widest.unit) == ends), bucket.choices[-1]
     )
@@ -450,7 +448,8 @@ def _served(result: api.StageResult, one: Range) -> shape_buckets.ServedBucket:
     def rows(found: Sequence[Axes]) -> list[list[protocol.Follows]]:
         return [[protocol.Follows(axis, follows.value, follows.per) for axis, follows in axes] for axes in found]
 
-    one, bucketed = msgspec.structs.replace(one, demand="none"), result.bucketed
+    ends = [result.idle.get(k, pair) for k, pair in enumerate(zip(one.least, one.most, strict=True))]
+    one, bucketed = Range(tuple(a for a, _ in ends), tuple(b for _, b in ends), one.unit), result.bucketed
     if bucketed is None:  # the same at all lengths
         return shape_buckets.ServedBucket(one, [], [[] for _ in result.inputs], [[] for _ in result.outputs], ())
     inputs, outputs = bucketed.shapes

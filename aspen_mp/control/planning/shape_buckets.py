@@ -48,6 +48,11 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         found = tuple(length // self.unit for length in lengths)
         return found if all(a <= e <= b for a, e, b in zip(self.least, found, self.most, strict=True)) else None
 
+    def covers(self, other: Range) -> bool:
+        """Whether it holds all lengths of another range of the same axes."""
+        least, most = zip(self.least, other.least, strict=True), zip(self.most, other.most, strict=True)
+        return self.unit == other.unit and all(a <= b for a, b in least) and all(a >= b for a, b in most)
+
 
 class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
     """A bucket to make a plan for. `lengths`: of the request that asks. `axes`: which axes of which inputs they are in. `ranges`: which
@@ -255,7 +260,8 @@ class Buckets:
     """The buckets of a stage of a model: `plans` by what their requests have in common (`family`), each a range and the key of the plan; the buckets
     for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that
     have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by. `inputs`: of a stage behind
-    others, how many of what is bound are inputs of the model; 0: it is the first stage."""
+    others, how many of what is bound are inputs of the model; 0: it is the first stage. `misses`: how often there was no plan for some
+    axes since there was one. Behind others more axes are tried than in a first stage, each by itself."""
 
     inputs: int = 0
     plans: dict[bytes, list[tuple[Range, bytes]]] = field(default_factory=dict)
@@ -263,6 +269,7 @@ class Buckets:
     narrow: set[Axes] = field(default_factory=set)
     split: set[Place] = field(default_factory=set)
     hopeless: set[Axes] = field(default_factory=set)
+    misses: dict[Axes, int] = field(default_factory=dict)
     lengths: list[Axes] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
 
@@ -297,11 +304,11 @@ class Buckets:
 
     def wanted(self, binds: Sequence[Bind]) -> WantedBucket | None:
         """Return the bucket to make a plan for, for these shapes; None where no length is known, or there is no such plan."""
-        if len(self.refused) >= POLICY.refusals and not self.plans:
+        if len(self.refused) >= POLICY.refusals and not self.plans and not self.inputs:
             return None
-        # Behind other stages a plan for more lengths serves requests for fewer, too, and takes no more to make where it depends on few.
-        for axes in sorted(self.lengths, key=count, reverse=True) if self.inputs else self.lengths:
-            if not _fits(binds, axes) or axes in self.hopeless:
+        # A plan for more lengths serves requests that differ in some of them, too: pictures of the same height, say.
+        for axes in sorted(self.lengths, key=count, reverse=True):
+            if not _fits(binds, axes) or axes in self.hopeless or (self.inputs and self.misses.get(axes, 0) >= POLICY.refusals):
                 continue
             lengths = lengths_of(binds, axes)
             ranges = self._sides(binds, axes, lengths) if count(axes) > 1 else self._ranges(binds, axes, lengths)
@@ -360,12 +367,13 @@ class Buckets:
     def add(self, binds: Sequence[Bind], bucket: WantedBucket, served: Range, key: bytes) -> None:
         """There is a plan for a part of a bucket. Ranges that were tried before are not tried again."""
         for one in bucket.ranges[:-1]:
-            if (one.least, one.most, one.unit) == (served.least, served.most, served.unit):
+            if served.covers(one):
                 break
             if one.demand == "even":
                 self.narrow.add(bucket.axes)
             else:
                 self.split.add((family(binds, bucket.axes, one.unit), one.least, one.unit))
+        self.misses.pop(bucket.axes, None)
         known = self.plans.setdefault(family(binds, bucket.axes, served.unit), [])
         if (served, key) not in known:
             known.append((served, key))
@@ -374,6 +382,7 @@ class Buckets:
         """There is no plan for this bucket; `no_bucket`: for none of the length."""
         if no_bucket:
             self.hopeless.add(bucket.axes)
+        self.misses[bucket.axes] = self.misses.get(bucket.axes, 0) + 1
         last = bucket.ranges[-1]
         self.refused.add((family(binds, bucket.axes, last.unit), last.least, last.unit))
 

@@ -28,7 +28,7 @@ def answer(extent: int) -> Planned:
     ]
     one = Follows(1, 0, 1), Follows(2, 0, 1)
     axes = ((0, 0), (0, 1), (0, 0, 1, 0))
-    found = Bucket((LEAST,), (MOST,), 1, axes, [], [[], [one[0]], [one[1]]], [[], [one[1]]])
+    found = Bucket((LEAST,), (MOST,), 1, axes, [], [[], [one[0]], [one[1]]], [[], [one[1]]], (0,))
     return Planned(7, 1, 2, 4 << 20, inputs, outputs, [], True, False, 1, extent, 64, found)
 
 
