@@ -60,8 +60,8 @@ def build(
 
 
 def embedded(tensor: Tensor) -> bool:
-    """Whether it travels inside the model of an opaque node that reads it. What follows from input shapes does not: the model would be
-    another at each length of a shape bucket."""
+    """Whether it travels inside the model of an opaque node that reads it. A constant that follows from input shapes does
+    not: the model would be another at each length of a shape bucket."""
     small = tensor.nbytes <= _EMBED and tensor.weight_key is not None
     return tensor.is_const and (small or not tensors.is_plain(tensor.dtype))
 

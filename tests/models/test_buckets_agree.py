@@ -96,13 +96,13 @@ def check(
         return {name: api.Binding(dtypes[name], shape, None) for name, shape in shapes(extent).items()}
 
     bucket = ShapeBucket.of_length(least, most, per)
-    found = api.plan_bucket(opened, bound(most), bucket, workers=workers, request=request)
+    found = api.plan_bucket(opened, [bound(most)], bucket, workers=workers, request=request)
     assert found.plan is not None
     store = WeightStore()
     bucketed = Runs(found.plan, store)
     for k, extent in enumerate(extents):
         alone = api.plan_stage(opened, [bound(extent)], workers=workers, request=request).plan
-        within = api.plan_within(opened, bound(most), bucket, (extent,), workers=workers, request=request).plan if rtol else alone
+        within = api.plan_within(opened, [bound(most)], bucket, (extent,), workers=workers, request=request).plan if rtol else alone
         assert alone is not None
         assert within is not None
         feeds = feeds_of(shapes(extent), dtypes, extent)
@@ -330,12 +330,12 @@ def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: in
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     bound = {"x": api.Binding(np.dtype(np.float32), (1, width), None), "cache": api.Binding(np.dtype(np.float32), (cached, 1023), None)}
     bucket = ShapeBucket.of_length(128, 1023, {"x": (0, 0), "cache": (0, 1)})
-    assert api.plan_bucket(model, bound, bucket, workers=2).plan is not None
+    assert api.plan_bucket(model, [bound], bucket, workers=2).plan is not None
     if one_for_all:
-        assert api.plan_bucket(model, bound, bucket, workers=2, demand="even").plan is not None
+        assert api.plan_bucket(model, [bound], bucket, workers=2, demand="even").plan is not None
     else:
         with pytest.raises(NoBucket):
-            api.plan_bucket(model, bound, bucket, workers=2, demand="even")
+            api.plan_bucket(model, [bound], bucket, workers=2, demand="even")
 
 
 def wide_layer(mask: bool) -> onnx.ModelProto:

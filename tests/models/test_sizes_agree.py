@@ -38,14 +38,14 @@ def agree(
     (x,) = model.signature.inputs
     largest = bound(model, (*fixed, most[0] * unit, most[1] * unit))
     bucket = ShapeBucket(least, most, {x.name: (*(((0, 0),) * len(fixed)), (unit, 0), (0, unit))})
-    plan = api.plan_bucket(model, largest, bucket, workers=workers).plan
+    plan = api.plan_bucket(model, [largest], bucket, workers=workers).plan
     assert plan is not None
     store = WeightStore()
     runs = Runs(plan, store)
     validate(plan.segment())
     wrong = []
     for k, size in enumerate(sizes):
-        own = api.plan_within(model, largest, bucket, size, workers=workers).plan
+        own = api.plan_within(model, [largest], bucket, size, workers=workers).plan
         assert own is not None
         feeds = feeds_of({x.name: (*fixed, size[0] * unit, size[1] * unit)}, {x.name: np.float32}, k)
         shapes = [info.shape for info in own.outputs]

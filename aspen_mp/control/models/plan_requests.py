@@ -304,8 +304,8 @@ def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one:
 
 
 def _buckets(model: Model, message: protocol.MakePlan) -> Buckets | None:
-    """Return the buckets of the stage that is asked for. None where an input of the model is no tensor, or where a first stage is planned
-    for values of its inputs."""
+    """Return the buckets of the stage that is asked for. None where the model has another input than tensors, or where a first stage is
+    planned for values of its inputs."""
     first = message.stages[0]
     if any(bind.dtype == "object" or (bind.value is not None and len(message.stages) == 1) for bind in first):
         return None

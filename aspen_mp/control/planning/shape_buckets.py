@@ -29,7 +29,7 @@ Axes = tuple[tuple[int, ...], ...]
 """The number of the length in each axis of each input, from 1 on; 0: none."""
 Lengths = tuple[int, ...]
 Stages = Sequence[Sequence[Bind]]
-"""What is bound for each stage up to the one that is planned. In `Axes` they all follow each other."""
+"""Lists of binds, one for each stage up to the one that is planned. In `Axes` they follow each other."""
 
 MOST_BEHIND: Final = 6
 """Lengths in which requests for a stage behind others may differ. The stage itself depends on fewer (`planner.api.plan_bucket`)."""
@@ -86,7 +86,7 @@ class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
 
 class ServedBucket(msgspec.Struct, frozen=True, array_like=True):
     """The bucket that a plan serves, and how the shapes of its inputs and outputs follow from the extents. `chosen`: numbers of those
-    lengths that are extents of the plan; None: all. The plan is the same for any others in the range."""
+    lengths that are extents of the plan; None: all. The plan does not depend on the others."""
 
     range: Range
     values: list[extents.Row]
@@ -156,7 +156,7 @@ def halves(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
 
 
 def flat(stages: Stages) -> list[Bind]:
-    """What is bound, of one stage after the other."""
+    """Return the binds of all stages in one list."""
     return list(chain.from_iterable(stages))
 
 
@@ -257,11 +257,20 @@ Place = tuple[bytes, Lengths, int]
 
 @dataclass(slots=True)
 class Buckets:
-    """The buckets of a stage of a model: `plans` by what their requests have in common (`family`), each a range and the key of the plan; the buckets
-    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), buckets that are not broad (`split`), lengths that
-    have none (`hopeless`); `shapes` that were asked for, and the axes of the `lengths` that they differ by. `inputs`: of a stage behind
-    others, how many of what is bound are inputs of the model; 0: it is the first stage. `misses`: how often there was no plan for some
-    axes since there was one. Behind others more axes are tried than in a first stage, each by itself."""
+    """The buckets of a stage of a model.
+
+    | field | meaning |
+    |---|---|
+    | `inputs` | how many binds are inputs of the model, for a stage behind others; 0: it is the first stage |
+    | `plans` | ranges and keys of plans, by what their requests have in common (`family`) |
+    | `refused` | the buckets for which there is no plan |
+    | `misses` | how often in a row there was no plan for some axes |
+    | `narrow` | lengths that have no wide bucket |
+    | `split` | buckets that are not broad |
+    | `hopeless` | lengths that have no bucket at all |
+    | `shapes` | the shapes that were asked for last |
+    | `lengths` | the axes of the lengths that these differ by |
+    """
 
     inputs: int = 0
     plans: dict[bytes, list[tuple[Range, bytes]]] = field(default_factory=dict)
@@ -350,7 +359,7 @@ class Buckets:
                     continue
                 least, most = (tuple(end[k] for end in ends) for k in range(2))
                 one = Range(tuple(-(-a // unit) for a in least), tuple(b // unit for b in most), unit, "busy")
-                # Of a stage behind others the plan may have fewer extents.
+                # A plan of a stage behind others may have fewer extents.
                 fits = bool(self.inputs) or all(b <= room for b, room in zip(one.most, extents.room(len(lengths)), strict=True))
                 if fits and one.extents(lengths) is not None and (family(binds, axes, unit), one.least, unit) not in self.split:
                     found.append(one)
@@ -410,7 +419,7 @@ class StageBuckets:
         return found
 
     def keys(self) -> set[bytes]:
-        """Of all plans that serve buckets."""
+        """Return the keys of all plans that serve buckets."""
         return {key for one in self._of.values() for rows in one.plans.values() for _, key in rows}
 
     def drop(self, key: bytes) -> None:

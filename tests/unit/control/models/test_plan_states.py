@@ -527,9 +527,10 @@ def forgets_the_old_one(real: Method) -> Method:
 
 def keeps_buckets(real: Method) -> Method:
     def faulty(machine: Any, plan: Plan) -> None:
-        kept = {family: list(rows) for family, rows in plan.model.buckets.plans.items()}
+        buckets = plan.model.buckets.of(plan.job.stages, plan.job.capacities)
+        kept = {family: list(rows) for family, rows in buckets.plans.items()}
         real(machine, plan)
-        plan.model.buckets.plans = kept
+        buckets.plans = kept
 
     return faulty
 
@@ -537,7 +538,7 @@ def keeps_buckets(real: Method) -> Method:
 def forgets_buckets(real: Method) -> Method:
     def faulty(machine: Any, plan: Plan) -> None:
         real(machine, plan)
-        plan.model.buckets.plans.clear()
+        plan.model.buckets.of(plan.job.stages, plan.job.capacities).plans.clear()
 
     return faulty
 
