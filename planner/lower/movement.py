@@ -214,8 +214,10 @@ def _scatter_nd(b: Builder, node: Node) -> Tensor:
 @rule("ScatterElements", "Scatter")
 def _scatter_elements(b: Builder, node: Node) -> Tensor:
     x, indices, updates = data(node), data(node, 1), data(node, 2)
-    if x.size == 0 or indices.size == 0 or len(x.shape) == 0:
+    if x.size == 0 or len(x.shape) == 0:
         raise NoKernel("a tensor is empty")
+    if indices.size == 0:  # a level of a detector's pyramid that has no boxes
+        return x
     return _scattered(b, node, x, indices, updates, axis_of(node.attrs.get("axis", 0), len(x.shape)))
 
 

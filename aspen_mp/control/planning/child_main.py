@@ -228,7 +228,7 @@ class Planner:
             # What the plan cache keeps is looked up by the bucket that it is for.
             message = msgspec.structs.replace(message, bucket=_made_bucket(one, message.bucket))
         else:
-            message = msgspec.structs.replace(message, bucket=None)
+            message = msgspec.structs.replace(message, bucket=None, keep=message.keep and len(message.stages) == 1)
             how = self._how(message, machine)
             if message.within is not None:
                 result = _within(model, bindings, message.within, **how)

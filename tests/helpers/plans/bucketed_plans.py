@@ -73,12 +73,12 @@ def weights_of(plan: Plan) -> Array:
 class Runner:
     """A plan on memory of its own, which is full of NaN whenever a request begins."""
 
-    def __init__(self, plan: Plan, segment: bytearray | None = None) -> None:
-        """`segment`: of a plan like this one."""
+    def __init__(self, plan: Plan, segment: bytearray | None = None, opaque: Callable[..., None] | None = None) -> None:
+        """`segment`: of a plan like this one. `opaque`: runs opaque tiles."""
         self.plan, header = plan, plan.header()
         self.arena, self.request = lines(int(header["arena_bytes"])), lines(int(header["request_bytes"]))
         weights = [weights_of(plan)] if plan.weights else []
-        self.runner = PlanRunner(segment or plan.segment(), weights, self.arena, self.request, extent=word(plan.most))
+        self.runner = PlanRunner(segment or plan.segment(), weights, self.arena, self.request, opaque=opaque, extent=word(plan.most))
 
     def run(self, extent: int, graph: Graph, feeds: Sequence[Array], order: str = "fifo", seed: int = 0) -> list[bytes]:
         """The outputs of a request of a graph that is `graph` at this extent."""

@@ -70,3 +70,24 @@ def test_it_is_told_whole() -> None:
     planned = answer(20)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(planned), type=Planned) == planned
     assert shape_buckets.slots(planned.inputs, [[], [], []], [5]) == planned.inputs
+
+
+def test_lengths_that_a_stage_does_not_depend_on_are_in_no_word() -> None:
+    """Behind a picture [1, 3, height, width] and some boxes: the plan has one extent, the number of boxes."""
+    follows = [[Follows(0, 0, 1)]]
+    slot = Slot("boxes", "float32", [99, 4], 0, 16 * 99)
+    axes = ((0, 0, 1, 2), (3, 0))
+    found = Bucket((2, 2, 2), (500, 400, 99), 1, axes, [], follows, follows, (2,))
+    planned = Planned(7, 1, 2, 1 << 20, [slot], [slot], [], True, False, 1, 20, 64, found)
+
+    def key(height: int, width: int, boxes: int) -> Key:
+        return ("picture", (1, 3, height, width)), ("boxes", (boxes, 4))
+
+    known = Known(planned, key(64, 48, 20), b"two stages")
+    assert known.structure == b"two stages"
+    for boxes in (2, 20, 99):
+        there = known.at(key(500, 2, boxes))
+        assert there is not None
+        assert (there.extent, there.inputs[0].shape, there.outputs[0].nbytes) == (boxes, [boxes, 4], 16 * boxes)
+    for other in (key(501, 48, 20), key(64, 1, 20), key(64, 48, 100), key(64, 48, 1)):
+        assert known.at(other) is None

@@ -144,6 +144,7 @@ CASES: list[tuple[str, int, Feeds, dict[str, Any], list[int]]] = [
     ("ScatterND", 16, [values(4, 5, 2), np.array([[[0, 1]], [[-1, 2]], [[0, 1]]]), values(3, 1, 2)], {"reduction": "mul"}, [F]),
     ("ScatterND", 11, [values(4, 5, 2), np.array([[2], [0]]), values(2, 5, 2)], {}, [F]),
     ("ScatterElements", 18, [whole(3, 4), np.array([[0, 0], [-1, 2]]), whole(2, 2)], {"axis": 1, "reduction": "max"}, [L]),
+    ("ScatterElements", 18, [values(3, 4), np.zeros((0, 4), np.int64), values(0, 4)], {"axis": 0}, [F]),
     (
         "ConvInteger",
         10,

@@ -200,3 +200,35 @@ def test_a_search_gives_way_to_clients(world: World) -> None:
     assert not job(world).search
     world.answer()
     assert np.isfinite(world.table.served)
+
+
+def test_the_second_number_asks_for_a_range(world: World) -> None:
+    """Its plan serves other numbers at once, and the plan cache keeps it."""
+    world.ask()
+    world.answer()
+    first = planned(world, 20)
+    world.ask_behind(40)
+    message = job(world)
+    assert message.bucket.lengths == (40,)
+    assert message.bucket.axes == ((0, 0, 0, 0), (1,))
+    assert message.keep
+    world.answer(served_bucket=(32, 47))
+    world.ask_behind(33)
+    assert not world.waiting
+    found: Any = world.answers[-1]
+    assert (found.extent, found.bucket.axes, found.bucket.chosen) == (33, message.bucket.axes, (0,))
+    world.ask_behind(20)
+    assert world.answers[-1].plan == first.plan  # type: ignore[attr-defined]
+    world.ask_behind(48)
+    assert job(world).bucket is not None
+
+
+def test_without_a_range_each_number_has_a_plan(world: World) -> None:
+    world.ask()
+    world.answer()
+    for number in (20, 40, 41, 60, 100, 300):
+        planned(world, number)
+    assert len(world.table.plans()) == 7
+    world.ask_behind(301)
+    assert job(world).bucket is None  # there was none for three ranges
+    assert not job(world).keep

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.control.planning import shape_buckets
-from aspen_mp.control.planning.shape_buckets import Buckets, Range, WantedBucket
-from aspen_mp.control.wire.protocol import Bind, Follows, Slot
+from aspen_mp.control.planning.shape_buckets import Buckets, Range, StageBuckets, WantedBucket
+from aspen_mp.control.wire.protocol import Bind, Capacity, Follows, Slot
 from aspen_mp.planner.job.bucket_policy import POLICY
 
 
@@ -324,3 +324,100 @@ def test_every_side_is_in_a_bucket(side: int, factor: int) -> None:
     least, most = shape_buckets.side_bucket(side, factor)
     assert least <= side <= most
     assert most <= factor * least or least == POLICY.least_extent
+
+
+# ---- stages behind others
+
+
+def behind(height: int, width: int, boxes: int, kept: int, value: bytes | None = None) -> list[list[Bind]]:
+    """A picture, the boxes in it, and those that are kept; perhaps a value that decides shapes."""
+    picture = Bind("picture", "float32", [1, 3, height, width], None)
+    found = [Bind("boxes", "float32", [boxes, 4], None), Bind("scores", "float32", [boxes], None)]
+    last = [Bind("kept", "int64", [kept], None)] + ([] if value is None else [Bind("k", "int64", [], value)])
+    return [[picture], found, last]
+
+
+def test_binds_of_stages_follow_each_other() -> None:
+    stages = behind(60, 80, 20, 7)
+    assert shape_buckets.nested(shape_buckets.flat(stages), stages) == stages
+    assert [bind.name for bind in shape_buckets.flat(stages)] == ["picture", "boxes", "scores", "kept"]
+
+
+def test_stages_that_may_share_plans() -> None:
+    def of(stages: list[list[Bind]], *capacities: Capacity) -> bytes:
+        return shape_buckets.structure(stages, capacities)
+
+    one = of(behind(60, 80, 20, 7))
+    assert of(behind(61, 70, 0, 1)) == one
+    others = [
+        of(behind(60, 80, 20, 7)[:2]),
+        of([*behind(60, 80, 20, 7)[:2], []]),
+        of(behind(60, 80, 20, 7, b"1")),
+        of(behind(60, 80, 20, 7, b"2")),
+        of(behind(60, 80, 20, 7), Capacity("kept", 4096)),
+        of([[Bind("picture", "object", [512], None)], *behind(60, 80, 20, 7)[1:]]),
+        of([[Bind("picture", "object", [1024], None)], *behind(60, 80, 20, 7)[1:]]),
+    ]
+    assert len({one, *others}) == 1 + len(others)
+
+
+def test_a_stage_behind_others_may_have_more_lengths_than_a_plan_has_extents() -> None:
+    """Which of them it depends on is the planner's to say. Sides of pictures and numbers of boxes have buckets of their own kinds."""
+    known = StageBuckets().of(behind(60, 80, 20, 7), [])
+    first = Buckets()
+    for stages in (behind(60, 80, 20, 7), behind(90, 75, 33, 12)):
+        known.learn(shape_buckets.flat(stages))
+        first.learn(shape_buckets.flat(stages))
+    assert first.wanted(shape_buckets.flat(behind(90, 75, 33, 12))) is None
+    wanted = known.wanted(shape_buckets.flat(behind(90, 75, 33, 12)))
+    assert wanted is not None
+    assert wanted.axes == ((0, 0, 1, 2), (3, 0), (3,), (4,))
+    assert (wanted.widest.least, wanted.widest.most) == ((40, 40, 32, 2), (160, 160, 511, 31))
+
+
+def test_plans_for_more_lengths_are_tried_first() -> None:
+    known = StageBuckets().of(behind(60, 80, 20, 7), [])
+    requests = [shape_buckets.flat(stages) for stages in (behind(60, 80, 20, 7), behind(60, 80, 20, 9), behind(61, 90, 20, 12))]
+    for binds in requests:
+        known.learn(binds)
+    wanted = known.wanted(requests[-1])
+    assert wanted is not None
+    assert shape_buckets.count(wanted.axes) == 3
+    for _ in range(POLICY.refusals):  # in one range after the other
+        known.refuse(requests[-1], wanted, False)
+    wanted = known.wanted(requests[-1])
+    assert wanted is not None
+    assert shape_buckets.count(wanted.axes) == 1
+    known.add(requests[-1], wanted, wanted.widest, b"plan")
+    assert known.find(shape_buckets.flat(behind(61, 90, 20, 13))) == b"plan"
+    assert known.find(shape_buckets.flat(behind(61, 91, 20, 13))) is None
+
+
+def test_a_wider_range_is_not_one_that_there_was_no_plan_for() -> None:
+    """Lengths that a stage does not depend on are served in wider ranges than were wanted."""
+    stages = [shape_buckets.flat(behind(60, 80, 20, 7)), shape_buckets.flat(behind(90, 75, 33, 7))]
+    known = StageBuckets().of(behind(60, 80, 20, 7), [])
+    for binds in stages:
+        known.learn(binds)
+    wanted = known.wanted(stages[1])
+    assert wanted is not None
+    wider = Range((2, 2, 32), (999, 999, 511))
+    assert wider.covers(wanted.widest)
+    assert not wanted.widest.covers(wider)
+    known.add(stages[1], wanted, wider, b"plan")
+    assert not known.split
+    assert known.find(shape_buckets.flat(behind(500, 3, 32, 7))) == b"plan"
+
+
+def test_stages_without_plans_are_forgotten_first() -> None:
+    buckets = StageBuckets()
+    stages = behind(60, 80, 20, 7)
+    kept = buckets.of(stages, [])
+    kept.plans[b"family"] = [(Range((2,), (9,)), b"plan")]
+    for k in range(2 * POLICY.remembered_stages):
+        buckets.of(behind(60, 80, 20, 7, str(k).encode()), [])
+    assert buckets.of(stages, []) is kept
+    assert len(buckets._of) == POLICY.remembered_stages
+    assert buckets.keys() == {b"plan"}
+    buckets.drop(b"plan")
+    assert not buckets.keys()

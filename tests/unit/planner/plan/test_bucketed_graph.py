@@ -13,7 +13,7 @@ from graphs_by_hand import GraphBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspen_mp.planner.build import build_plan
+from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.plan import extents, plan_file
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
@@ -249,14 +249,27 @@ def test_wrong_numbers_are_refused(name: str, damage: Callable[[Plan], None]) ->
     assert name in str(error.value)
 
 
-def test_opaque_operators_are_of_one_shape() -> None:
-    b = GraphBuilder()
-    x = b.input(2, 3)
-    plan = build_plan(b.graph(b.node("OPAQUE", [b.unary(x)], (2, 3), model=b"model")), workers=2)
+def opaque(b: GraphBuilder, n: int) -> Graph:
+    """A tile in Python between others, over n columns that others have turned."""
+    y = b.transpose(b.unary(b.input(3, n), "ABS"), 1, 0)
+    return b.graph(b.unary(b.node("OPAQUE", [y, b.input(n, 2)], (n, 5), model=b"model"), "NEG"))
+
+
+def test_opaque_tiles_see_operands_at_the_extent() -> None:
+    plan, seen = bucketed(opaque, 1, 9), []
     validate(plan.segment())
-    plan.least = plan.most = (1,)
-    with pytest.raises(PlanError, match="OPAQUE, but the plan of a shape bucket has none"):
-        validate(plan.segment())
+
+    def both(blob: bytes, outputs: Any, inputs: Any) -> None:
+        seen.append((bytes(blob), [x.shape for x in (*outputs, *inputs)]))
+        outputs[0][...] = np.concatenate(inputs, 1)
+
+    runner = Runner(plan, opaque=both)
+    for extent in (9, 1, 4, 8, 1, 9):
+        graph = graph_at(opaque, extent)
+        x, y = feeds_of(graph, extent)
+        (got,) = runner.run(extent, graph, [x, y])
+        assert seen.pop() == (b"model", [(extent, 5), (extent, 3), (extent, 2)])
+        assert got == (-np.concatenate([np.abs(x).T, y], 1)).tobytes()
 
 
 def reach(operands: Any) -> tuple[Any, Any]:
