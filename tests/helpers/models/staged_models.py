@@ -120,7 +120,7 @@ def detector(hidden: int = 32) -> onnx.ModelProto:
     net = Staged(np.random.default_rng(7))
     features = net.node("Relu", net.node("Conv", "x", net.weight(16, 3, 3, 3), strides=[4, 4], pads=[1, 1, 1, 1]))
     places = net.node("Reshape", net.node("Conv", features, net.weight(4, 16, 1, 1)), net.const([0, 4, -1]))
-    corners = net.node("Abs", net.node("Transpose", places, perm=[0, 2, 1]))
+    corners = net.node("Mul", net.node("Abs", net.node("Transpose", places, perm=[0, 2, 1])), net.const(20, np.float32))
     near, size = (net.node("Slice", corners, *map(net.const, ([k], [k + 2], [2]))) for k in (0, 2))
     boxes = net.node("Concat", near, net.node("Add", near, size), axis=2)
     scores = net.node("Sigmoid", net.node("Conv", features, net.weight(2, 16, 1, 1)))
@@ -134,7 +134,7 @@ def detector(hidden: int = 32) -> onnx.ModelProto:
     inner = net.node("Relu", net.node("Gemm", flat, net.weight(144, hidden), net.weight(hidden)))
     net.nodes.append(helper.make_node("MatMul", [inner, net.weight(hidden, 5)], ["y"]))
     net.nodes.append(helper.make_node("Identity", [found], ["boxes"]))
-    sure = net.rows_of("y", net.node("ReduceMax", "y", axes=[1], keepdims=0), 2.5)
+    sure = net.rows_of("y", net.node("ReduceMax", "y", axes=[1], keepdims=0), 1.6)
     net.nodes.append(helper.make_node("MatMul", [sure, net.weight(5, 6)], ["z"]))
     inputs = {"x": [1, 3, "height", "width"], "least": [1]}
     outputs = {"y": ["found", 5], "boxes": ["found", 4], "z": ["sure", 6]}
