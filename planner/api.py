@@ -284,7 +284,9 @@ def _wider(bucket: ShapeBucket, lengths: Sequence[int]) -> Iterator[dict[int, tu
     """Yield ranges of lengths that a stage may not depend on, the widest first: they cost nothing. The last are those of the bucket."""
     for factor in _IDLE_FACTORS if lengths else ():
         ends = {k: (bucket.least[k] // factor, bucket.most[k] * factor) for k in lengths}
-        yield {k: (max(least, min(bucket.least[k], POLICY.least_extent)), min(most, POLICY.most_extent)) for k, (least, most) in ends.items()}
+        yield {
+            k: (max(least, min(bucket.least[k], POLICY.least_extent)), min(most, POLICY.most_extent)) for k, (least, most) in ends.items()
+        }
 
 
 def _looked_at(bucket: ShapeBucket, k: int) -> list[int]:

@@ -7,7 +7,8 @@ non-maximum suppression …), or a value is not a plain tensor (strings, sequenc
 - a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values. Where
   it reads results of a static stage, both are one stage and one plan;
 - small operators behind those nodes belong to the same tile (`LIGHT`): results of some detections are then computed without a plan for
-  their number. Only operators that are worth a plan (convolutions, products, regions of interest) have one for each;
+  their number. Only operators that are worth a plan (convolutions, products, regions of interest) have one, for a range of numbers if
+  possible (`planner.api.plan_bucket`);
 - where the results have known shapes again, as those of experts that are added up, nothing is cut. Such nodes are opaque tiles of an
   ordinary stage (`planner/frontends/binding/enclosed.py`);
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, an earlier result), the stage asks for it. It is
@@ -135,8 +136,8 @@ def derive(
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: facts about the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
-    derived again. `bucket`: as of `folding.folded`, for the last of these stages; those in front give what their own plans do. RequestError:
-    a binding does not fit the model.
+    derived again. `bucket`: as of `folding.folded`, for the last of these stages; those in front give what their own plans do.
+    RequestError: a binding does not fit the model.
     """
     derived = Derived() if derived is None else derived
     if model.spelt is not None and _of_strings(model, bindings[0]):

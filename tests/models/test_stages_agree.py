@@ -14,7 +14,7 @@ import pytest
 from kernel_graphs import bind
 from kernel_runner import WeightStore
 from staged_models import ROWS, detector, drawn, request, unrolled
-from test_buckets_agree import ORDERS, Array, aligned_nan
+from test_buckets_agree import ORDERS, aligned_nan
 
 import aspen_mp
 from aspen_mp.control.planning import child_main, shape_buckets
@@ -69,7 +69,7 @@ class Runs:
 
 
 class StagePlan:
-    """The plan of a stage for a range of lengths, and plans within it. `stages`: of a request in the middle of the range, and of another."""
+    """The plan of a stage for a range of lengths, and plans within it. `stages`, `other`: of two requests."""
 
     def __init__(self, model: api.OnnxModel, stages: list[list[Bind]], other: list[list[Bind]], store: WeightStore) -> None:
         binds = shape_buckets.flat(stages)

@@ -187,7 +187,8 @@ def check_model(model: Model) -> None:
         "what nobody waits for is made in the background": all(plan.background or plan.waiters for plan in begun),
         "one plan is made in the background, and only while no other is made": not background or len(begun) == 1,
         "a plan waits for its turn only where there is none": not turns & model.live.keys(),
-        "buckets are served by live plans": model.buckets.keys() == {key for key, plan in model.live.items() if plan.served_bucket is not None},
+        "buckets are served by live plans": model.buckets.keys()
+        == {key for key, plan in model.live.items() if plan.served_bucket is not None},
         "live plans have the keys that they are found by": all(plan.live_key == key for key, plan in model.live.items()),
         "plans in the making have the keys that they are found by": all(plan.key == key for key, plan in model.making.items()),
     }

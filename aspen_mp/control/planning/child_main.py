@@ -366,8 +366,8 @@ def _of_bucket(
     bucket: WantedBucket,
     **how: Any,
 ) -> tuple[api.StageResult | None, Range | None, bool, str]:
-    """A plan for the extents around that of the request whose shapes `bindings` are, and their range, if there is one. Else whether there is
-    none anywhere, and why the last one that was tried is none. `how`: arguments of the planner."""
+    """A plan for the extents around that of the request whose shapes `bindings` are, and their range, if there is one. Else whether there
+    is none anywhere, and why the last one that was tried is none. `how`: arguments of the planner."""
     from aspen_mp.planner import api
 
     several, hopeless, why = len(bucket.lengths) > 1, set(), ""

@@ -317,8 +317,8 @@ class Follows(msgspec.Struct, frozen=True, array_like=True):
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
     """The lengths that a plan serves, from `least` to `most` steps of `unit` each. `axes`: the number of the length that each axis of each
     bind grows with, from 1 on; 0: it is always the same. Binds of one stage follow those of another. `chosen`: the lengths, from 0 on,
-    that are the plan's extents. `values`: what follows from the extents, as `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their axes that
-    follow from values."""
+    that are the plan's extents. `values`: what follows from the extents, as `aspen_mp.shm.extents` has it. `inputs`, `outputs`: their
+    axes that follow from values."""
 
     least: tuple[int, ...]
     most: tuple[int, ...]

@@ -32,8 +32,8 @@ _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 
 @dataclass(slots=True)
 class BucketFolding:
-    """Decisions by size at the longest extent of a shape bucket, which is bound first. They hold at every extent. Shorter values may be small
-    enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
+    """Decisions by size at the longest extent of a shape bucket, which is bound first. They hold at every extent. Shorter values may be
+    small enough for a constant, such as a mask of all tokens with all tokens, and the graph would be another.
 
     `longest`: whether that extent is being bound. `stay`: the first outputs of nodes that stay, although their inputs are constants.
     `apart`: of those whose values are too large to be moved by a tile in Python (`stages`)."""

@@ -100,7 +100,10 @@ def drawn(seed: int, of_none: bool = False) -> onnx.ModelProto:
         x = net.layers(x, int(rng.integers(1, 3)))
     net.nodes.append(helper.make_node("Identity", [x], ["y"]))
     net.nodes.append(helper.make_node("ReduceSum", [net.node("Tanh", x), net.const([0])], ["z"], keepdims=0))
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, WIDTH]), helper.make_tensor_value_info("s", TensorProto.FLOAT, [ROWS])]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, WIDTH]),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, [ROWS]),
+    ]
     outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("y", ["found", WIDTH]), ("z", [WIDTH]))]
     graph = helper.make_graph(net.nodes, f"staged{seed}", inputs, outputs, net.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -115,8 +118,9 @@ def request(found: int, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def detector(hidden: int = 32) -> onnx.ModelProto:
-    """A detector in pictures `x` [1, 3, height, width] of any size. Boxes whose scores exceed `least` [1] are suppressed where they overlap,
-    cut out of a feature map and classified: `y` [found, 5], `boxes` [found, 4]. Those of a class are computed with once more: `z` [sure, 6]."""
+    """A detector in pictures `x` [1, 3, height, width] of any size. Boxes whose scores exceed `least` [1] are suppressed where they
+    overlap, cut out of a feature map and classified: `y` [found, 5], `boxes` [found, 4]. Those that are sure of a class are computed with
+    once more: `z` [sure, 6]."""
     net = Staged(np.random.default_rng(7))
     features = net.node("Relu", net.node("Conv", "x", net.weight(16, 3, 3, 3), strides=[4, 4], pads=[1, 1, 1, 1]))
     places = net.node("Reshape", net.node("Conv", features, net.weight(4, 16, 1, 1)), net.const([0, 4, -1]))

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api, stages
+from aspen_mp.planner.ir.likeness import form
 from aspen_mp.shm.errors import RequestError
 
 N = helper.make_node
@@ -317,3 +318,30 @@ def test_capacities() -> None:
     planned = api.plan_stage(proto, [bind({"x": X})], workers=2, capacities={"i": 1 << 25})
     assert planned.plan is not None
     assert planned.plan.outputs[0].nbytes == 1 << 25
+
+
+def test_stages_are_alike_where_nothing_that_they_read_changes() -> None:
+    """Behind a NonZero, the length of what it has looked at does not matter, unless something of it is read."""
+    nodes = [
+        N("NonZero", ["x"], ["i"]),
+        N("Transpose", ["i"], ["t"]),
+        N("Cast", ["t"], ["f"], to=F),
+        N("MatMul", ["f", "w"], ["m"]),
+        N("Shape", ["x"], ["s"]),
+        N("Gather", ["s", "zero"], ["n"]),
+        N("Cast", ["n"], ["c"], to=F),
+        N("Add", ["m", "c"], ["y"]),
+    ]
+    constants = {"w": np.ones((2, 3), np.float32), "zero": np.array(0)}
+    free = api.load(model([*nodes[:3], N("MatMul", ["f", "w"], ["y"])], {"x": (F, ["n", 4])}, {"y": F}, {"w": constants["w"]}))
+    bound = api.load(model(nodes, {"x": (F, ["n", 4])}, {"y": F}, constants))
+
+    def found(opened: Any, rows: int, count: int) -> Any:
+        binding = api.Binding(np.dtype(np.float32), (count, 2), None)
+        return form(stages.derive(opened, [{"x": api.Binding(np.dtype(np.float32), (rows, 4), None)}, {"f": binding}]).graph)
+
+    assert found(free, 5, 3) == found(free, 50, 3)
+    assert found(free, 5, 3) != found(free, 5, 4)
+    assert found(bound, 5, 3) == found(bound, 5, 3)
+    assert found(bound, 5, 3) != found(bound, 50, 3)  # a constant that follows from the length
+    assert len(found(bound, 5, 3)[0]) == len(found(bound, 50, 3)[0])
