@@ -66,7 +66,7 @@ FULL: Final = {
             *(f"api/options/test_{name}.py::test_same_bits_for_any_workers" for name in ("precision", "winograd_option")),
             "api/options/test_winograd_option.py::test_command_line",
             "api/commands/test_trace.py::test_stages_and_opaque_tiles",
-            "models/test_buckets_agree.py",
+            "models/ranges/test_buckets_agree.py",
             "models/test_demo.py",
             "models/test_published_decoders.py",
             "models/test_rounded_agree.py::test_network",
