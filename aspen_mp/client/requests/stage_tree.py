@@ -27,6 +27,7 @@ from aspen_mp.client.session import Session
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
+from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import ModelInvalidError, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
@@ -113,6 +114,8 @@ class _Node:
     next: dict[Key, _Node] = field(default_factory=dict)
     planning: threading.Lock = field(default_factory=threading.Lock)
     capacities: dict[str, int] = field(default_factory=dict)
+    asked: bool = False
+    """Whether requests that come here have to wait for a plan, or had to."""
     place: tuple[dict[Any, _Node], Any] | None = None
     """Where it hangs; None for those that the shapes of the inputs lead to."""
 
@@ -147,6 +150,7 @@ class StageTree:
         self._codes = dict(codes or {})
         self._fixed = fixed
         self._transfers = Transfers()
+        self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._behind: OrderedDict[int, _Node] = OrderedDict()
@@ -252,7 +256,7 @@ class StageTree:
                 else:
                     self._drop_bucket(stage)
                 self._forget(node, stage)
-                self._plan(node, None)
+                self._await_plan(node)
                 continue
             known.update(results)
             if stage.planned.last:
@@ -344,12 +348,22 @@ class StageTree:
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
         while node.stage is None:
-            with node.planning:  # of several requests that need it, one asks
-                if not node.wanted and node.stage is None:
-                    self._plan(node, None)
+            if not node.wanted:
+                self._await_plan(node)
             if node.wanted:
                 node = self._with_values(node, known)
         return node
+
+    def _await_plan(self, node: _Node) -> None:
+        """Has a request wait until the node is planned. Of several requests that need it, one asks."""
+        began = _tally.now()
+        try:
+            with node.planning:
+                if not node.wanted and node.stage is None:
+                    self._plan(node, None)
+        finally:
+            if node.asked:
+                self._counts.waited(began)
 
     def _with_values(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         bound = []
@@ -413,7 +427,9 @@ class StageTree:
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
         known = None if ahead or len(node.binds) > 1 else self._known(node)
+        node.asked = known is None
         if known is not None:
+            self._counts.derived()
             self._met += 1
             if self._met % POLICY.told_every:
                 node.stage = Stage(self._session, self._model, *known, keys=self._keys, codes=self._codes)
