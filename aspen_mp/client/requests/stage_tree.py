@@ -77,13 +77,18 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 class RequestStop:
-    """Cancels a request that a driver thread walks through its stages, wherever it is."""
+    """What the driver thread that walks a request through its stages shares with the request's future: cancels it, wherever it is."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, future: RequestFuture) -> None:
         self._session = session
+        self._future = future
         self._lock = threading.Lock()
         self._ticket = -1
         self._asked = False
+
+    def planned(self) -> None:
+        """The first stage has a plan."""
+        self._future.planning = False
 
     def started(self, ticket: int) -> None:
         """The driver waits for this ticket now (-1: for none)."""
@@ -188,6 +193,32 @@ class StageTree:
             stage = self._single.get(key)
         return stage
 
+    def derived(self, arrays: Mapping[str, Any]) -> Stage | None:
+        """`single` for shapes that are new, where a plan for a range serves them: nobody has to be asked. None otherwise."""
+        key = shape_key(arrays)
+        if not self._buckets or (self._met + 1) % POLICY.told_every == 0 or key in self._roots:
+            return None
+        known = self._known(key)
+        if known is None:
+            return None
+        node = self._root(key, arrays)
+        if not node.planning.acquire(blocking=False):
+            return None
+        try:
+            if node.stage is None and not self._derive(node, *known):
+                return None
+        finally:
+            node.planning.release()
+        self._note_single(key, node)
+        return self._single.get(key)
+
+    def _has_plan(self, key: Key) -> bool:
+        """Whether requests of these shapes begin without a wait for a plan."""
+        node = self._roots.get(key)
+        if node is not None and (node.stage is not None or node.wanted):
+            return True
+        return self._known(key) is not None
+
     def _improve(self, node: _Node | None) -> None:
         """These shapes have come often, on a plan that serves others too: asks whether there is one of their own by now, or has it made."""
         if node is None or not node.planning.acquire(blocking=False):
@@ -237,6 +268,8 @@ class StageTree:
         key = shape_key(known)
         node = self._find(self._roots.get(key) or self._root(key, known), known)
         self._note_single(key, self._roots.get(key))
+        if stop is not None:
+            stop.planned()
         while True:
             stage = node.stage
             assert stage is not None
@@ -283,8 +316,8 @@ class StageTree:
         borrow: bool = False,
     ) -> None:
         """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
-        stop = RequestStop(self._session)
-        future.stop = stop.ask
+        stop = RequestStop(self._session, future)
+        future.stop, future.planning = stop.ask, not self._has_plan(shape_key(arrays))
 
         def drive() -> None:
             try:
@@ -426,29 +459,33 @@ class StageTree:
         return self._session.memory.nbytes < before
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
-        known = None if ahead or len(node.binds) > 1 else self._known(node)
+        known = None if ahead or len(node.binds) > 1 else self._known(_key_of(node))
+        if known is not None and self._derive(node, *known):
+            return
         node.asked = known is None
-        if known is not None:
-            self._counts.derived()
-            self._met += 1
-            if self._met % POLICY.told_every:
-                node.stage = Stage(self._session, self._model, *known, keys=self._keys, codes=self._codes)
-                return
         planned = self._ask(node, progress, ahead=ahead, beside=known is not None)
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:
             node.stage = self._stage(node, planned)
 
-    def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, KnownBucket] | None:
+    def _derive(self, node: _Node, planned: protocol.Planned, bucket: KnownBucket) -> bool:
+        """Gives a node the stage that `_known` has found. False where it is time to tell the planner process of such shapes instead."""
+        self._counts.derived()
+        self._met += 1
+        if self._met % POLICY.told_every == 0:
+            return False
+        node.stage = Stage(self._session, self._model, planned, self._transfers, bucket, self._keys, self._codes)
+        return True
+
+    def _known(self, key: Key) -> tuple[protocol.Planned, KnownBucket] | None:
         """What a plan for a shape bucket is at the length of these shapes, if there is one that serves them."""
-        key = _key_of(node)
         with self._lock:
             buckets = list(self._buckets.values())
         for bucket in reversed(buckets):
             planned = bucket.at(key)
             if planned is not None:
-                return planned, self._transfers, bucket
+                return planned, bucket
         return None
 
     def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
