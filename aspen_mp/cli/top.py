@@ -136,12 +136,12 @@ _WAITS = ("derived", "waited", "waited_s")
 
 
 def _passed(before: dict[str, Any], now: dict[str, Any], keys: Sequence[str] = ()) -> dict[str, Any]:
-    """By how much counts have risen. `keys`: which; none: all of `now`."""
+    """Return by how much counts have risen. `keys`: the counts; none: all of `now`."""
     return {key: now.get(key, 0) - before.get(key, 0) for key in keys or now}
 
 
 _PLANNING = {"plans": "plans", "replaced": "replaced", "derived": "new shapes", "waited": "waits", "waited_s": "wait s"}
-"""What is shown of a model's plans where there is room: keys and titles."""
+"""Columns about a model's plans, which wide terminals show: keys and titles."""
 
 
 def _models_table(models: list[dict[str, Any]], *, wide: bool) -> Table:

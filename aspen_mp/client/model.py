@@ -354,7 +354,7 @@ class Model(Submission):
             items: Each item is what `run` takes, or the array alone where the model needs one input only.
             outputs: As of `run`.
             concurrency: How many requests are in flight or wait to be fetched. None: two for each instance of the model. While some of
-                these wait for the plan of a new shape, up to eight times as many are taken, because others may have a plan.
+                these wait for the plan of a new shape, others that have a plan run, up to eight times as many.
             ordered: True: results in the order of the items. False: each as soon as it is there, as ``(index of the item, result)``.
             timeout: Seconds for each item, from when it was taken.
             priority: As of `run`.

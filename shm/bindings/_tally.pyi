@@ -20,8 +20,11 @@ def now() -> int:
     """CLOCK_MONOTONIC in nanoseconds."""
 
 def read(data: bytes) -> list[tuple[int, int, list[int], int, list[int], list[int]]]:
-    """The rows in use: number of the model, requests in flight, endings by outcome, sum of durations in nanoseconds, durations by bucket,
-    and what became of new shapes: how many a known plan served, waits for a plan, their nanoseconds. The first row is the queue's (model 0): how long requests waited for a worker to begin. Empty where data is too short."""
+    """The rows in use: number of the model, requests in flight, endings by outcome, sum of durations in nanoseconds, durations by bucket.
+
+    The last item is about new shapes: how many a known plan served, waits for a plan, their nanoseconds. The first row is the queue's
+    (model 0): how long requests waited for a worker to begin. Empty where data is too short.
+    """
 
 @final
 class Tally:
@@ -43,7 +46,6 @@ class Row:
 
     def waited(self, began_ns: int) -> None:
         """Count a request that has waited for a plan, since `began_ns` as `now` says it."""
-
 
 @final
 class Requests:

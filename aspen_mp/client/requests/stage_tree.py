@@ -77,7 +77,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 class RequestStop:
-    """What the driver thread that walks a request through its stages shares with the request's future: cancels it, wherever it is."""
+    """A link from a request's future to the driver thread that walks the request through its stages: cancels it, wherever it is."""
 
     def __init__(self, session: Session, future: RequestFuture) -> None:
         self._session = session
@@ -388,7 +388,7 @@ class StageTree:
         return node
 
     def _await_plan(self, node: _Node) -> None:
-        """Has a request wait until the node is planned. Of several requests that need it, one asks."""
+        """Has a request wait until the node is planned. One of several that need it asks."""
         began = _tally.now()
         try:
             with node.planning:

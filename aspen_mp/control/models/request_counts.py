@@ -97,8 +97,14 @@ class RequestTotals:
         for name, counts in models.items():
             outcomes = dict(zip(_tally.OUTCOMES, counts.outcomes, strict=True))
             derived, waited, waited_ns = counts.plans
-            new = {"derived": derived, "waited": waited, "waited_s": waited_ns / 1e9}
-            found[name] = status.Requests(in_flight=counts.in_flight, **outcomes, **new, seconds=counts.histogram())
+            found[name] = status.Requests(
+                in_flight=counts.in_flight,
+                **outcomes,
+                derived=derived,
+                waited=waited,
+                waited_s=waited_ns / 1e9,
+                seconds=counts.histogram(),
+            )
         return found, queue.histogram()
 
     def _take(self, tally: int, models: dict[str, Counts], queue: Counts) -> None:

@@ -176,9 +176,7 @@ def test_a_stream_goes_on_while_a_plan_is_made(
     assert [result["last_hidden_state"].shape[:2] for result in found] == shapes
 
 
-def test_lengths_of_a_known_range_need_no_driver(
-    runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_of_a_known_range_need_no_driver(runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads that drive requests wait for a plan; other new lengths run."""
     monkeypatch.setattr(stage_tree, "MAX_DRIVERS", 1)
     model, held = runtime.load(text), Held(monkeypatch)

@@ -1,4 +1,4 @@
-"""`Model.map` while some of its requests wait for a plan: those behind them that have plans run, within bounds, and results keep their order.
+"""`Model.map` while some of its requests wait for a plan: others run, within bounds, and results keep their order.
 
 The runtime goes on whenever the stream waits, so that nothing depends on time.
 """
@@ -131,9 +131,7 @@ def numbers_async(runtime: Runtime, sizes: list[int], how: Terms) -> list[int]:
     ordered=st.booleans(),
     ahead=st.booleans(),
 )
-def test_all_results_within_bounds(
-    run: Any, sizes: list[int], waits: dict[int, int], concurrency: int, ordered: bool, ahead: bool
-) -> None:
+def test_all_results_within_bounds(run: Any, sizes: list[int], waits: dict[int, int], concurrency: int, ordered: bool, ahead: bool) -> None:
     most = AHEAD * concurrency if ahead else concurrency
     runtime = Runtime(waits, concurrency=concurrency)
     found = run(runtime, sizes, terms(concurrency, ordered=ordered, ahead=ahead))
