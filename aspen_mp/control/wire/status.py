@@ -170,8 +170,10 @@ class Scheduled(Document):
 
 
 class PlansMade(Document):
-    """Plans of a model since it was loaded. `one_shape`, `range`: made for one set of shapes or for a range of lengths; `cached`: read from
-    the plan cache instead; `replaced`: plans whose place a searched one took."""
+    """Plans of a model since it was loaded.
+
+    `one_shape`, `range`: plans made for one set of shapes, and for a range of lengths. `cached`: plans from the plan cache. `replaced`:
+    plans whose place a searched one took."""
 
     one_shape: int
     range: int
