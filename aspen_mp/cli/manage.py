@@ -146,6 +146,9 @@ def _show_status(report: dict[str, Any]) -> None:
             continue
         columns = [name for name, cell in rows[0].items() if not isinstance(cell, (dict, list))]
         output.table(key.capitalize(), columns, ([_cell(name, row.get(name, "")) for name in columns] for row in rows))
+        if key == "models":
+            output.out.print()
+            output.table("Plans made", ("model", "in use", *value[0]["made"]), map(_plans_made, value), right=range(1, 6))
     events = report.get("events", [])
     if events:
         output.out.print()
@@ -157,6 +160,11 @@ def _with_means(model: dict[str, Any]) -> dict[str, Any]:
     counts = model["scheduled"]
     means = {f"{part}_ms": 1e3 * counts[f"{part}_s"] / max(1, counts["requests"]) for part in ("queue", "run")}
     return {**model, "requests": counts["requests"], **means, **{key: counts[key] for key in ("missed", "refused", "expired")}}
+
+
+def _plans_made(model: dict[str, Any]) -> list[object]:
+    """A row about a model's plans."""
+    return [model["name"], len(model["plans"]), *model["made"].values()]
 
 
 def _event(event: dict[str, Any]) -> list[str]:

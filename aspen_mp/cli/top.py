@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -112,31 +113,49 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
 
 def _of_models(before: dict[str, Any], now: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
     """The requests of each model meanwhile; times are means, in ms."""
-    then = {model["id"]: model["scheduled"] for model in before["models"]}
+    then = {model["id"]: model for model in before["models"]}
     found = []
     for model in now["models"]:
         old = then.get(model["id"], {})
-        counts = {key: value - old.get(key, 0) for key, value in model["scheduled"].items()}
+        counts = _passed(old.get("scheduled", {}), model["scheduled"])
+        plans = _passed(old.get("made", {}), model["made"])
+        waits = _passed(before["requests"].get(model["name"], {}), now["requests"].get(model["name"], {}), _WAITS)
         found.append(
             {
                 **{"id": model["id"], "name": model["name"], "share": model["share"], "requests_per_s": counts["requests"] / seconds},
                 **{f"{part}_ms": 1e3 * counts[f"{part}_s"] / max(1, counts["requests"]) for part in ("queue", "run")},
                 **{key: counts[key] for key in ("missed", "refused", "expired")},
+                **{"plans": plans["one_shape"] + plans["range"] + plans["cached"], "replaced": plans["replaced"]},
+                **waits,
             }
         )
     return found
 
 
-def _models_table(models: list[dict[str, Any]]) -> Table:
-    """A row for each model."""
+_WAITS = ("derived", "waited", "waited_s")
+
+
+def _passed(before: dict[str, Any], now: dict[str, Any], keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Return by how much counts have risen. `keys`: the counts; none: all of `now`."""
+    return {key: now.get(key, 0) - before.get(key, 0) for key in keys or now}
+
+
+_PLANNING = {"plans": "plans", "replaced": "replaced", "derived": "new shapes", "waited": "waits", "waited_s": "wait s"}
+"""Columns about a model's plans, which wide terminals show: keys and titles."""
+
+
+def _models_table(models: list[dict[str, Any]], *, wide: bool) -> Table:
+    """A row for each model. `wide`: also what concerns its plans."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("model", "share", "requests/s", "queue ms", "run ms", "missed", "refused", "expired"):
+    planning = _PLANNING if wide else {}
+    for column in ("model", "share", "requests/s", "queue ms", "run ms", "missed", "refused", "expired", *planning.values()):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for model in models:
         numbers = (f"{model['share']:g}", f"{model['requests_per_s']:.1f}", f"{model['queue_ms']:.2f}", f"{model['run_ms']:.2f}")
-        table.add_row(model["name"], *numbers, *(str(model[key] or "") for key in ("missed", "refused", "expired")))
+        counts = [model[key] for key in ("missed", "refused", "expired", *planning)]
+        table.add_row(model["name"], *numbers, *(f"{count:.2f}" if isinstance(count, float) else str(count or "") for count in counts))
     return table
 
 
@@ -195,5 +214,5 @@ def _screen(found: dict[str, Any], width: int = WIDE) -> RenderableType:
     for event in found["events"]:
         facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "level", "event"))
         lines.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']} {facts}", style="dim"))
-    models = [_models_table(found["of_models"])] if found["of_models"] else []
+    models = [_models_table(found["of_models"], wide=wide)] if found["of_models"] else []
     return Group(Text(head, style="bold"), table, *models, *lines)

@@ -68,6 +68,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
         self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more
         self.began = 0  # of `_tally.now`
+        self.planning = False  # there is no plan for the request yet
         self.over = False  # the model's: it has been told that the request has ended
         self._first = threading.Lock()  # held from the first answer on: a result, an error, a time limit, `cancel`
         self._unlimited: Callable[[], None] | None = None  # takes the time limit back

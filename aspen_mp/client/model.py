@@ -353,7 +353,8 @@ class Model(Submission):
         Args:
             items: Each item is what `run` takes, or the array alone where the model needs one input only.
             outputs: As of `run`.
-            concurrency: How many requests are in flight or wait to be fetched. None: two for each instance of the model.
+            concurrency: How many requests are in flight or wait to be fetched. None: two for each instance of the model. While some of
+                these wait for the plan of a new shape, others that have a plan run, up to eight times as many.
             ordered: True: results in the order of the items. False: each as soon as it is there, as ``(index of the item, result)``.
             timeout: Seconds for each item, from when it was taken.
             priority: As of `run`.
@@ -445,7 +446,7 @@ class Model(Submission):
         """The arguments of `map` and `map_async`, checked."""
         flying, seconds = self._concurrency(concurrency), arguments.seconds("timeout", timeout)
         number = None if total is None else arguments.whole("total", total, 0)
-        return Terms(self.name, flying, ordered, seconds, return_exceptions, progress, number, keys)
+        return Terms(self.name, flying, ordered, seconds, return_exceptions, progress, number, keys, ahead=concurrency is None)
 
     @property
     def instances(self) -> int:

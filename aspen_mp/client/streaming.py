@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 WAITING: Final = 2
 """Requests in flight for each instance of the model, unless told otherwise: one that executes and one that follows at once."""
+
+AHEAD: Final = 8
+"""While some requests wait for a plan, so many times as many are in flight at most, unless told otherwise: others have plans."""
 
 Results = dict[str, Any]
 MOST_ERRORS: Final = 1000
@@ -45,7 +48,8 @@ SubmitAsync = Callable[[Any], Awaitable["Future[Results]"]]
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """What the iterable gave, or how it failed. `source`: the stream ends with this error of the iterable."""
+    """What the iterable gave, or how it failed. `source`: the stream ends with this error of the iterable. `watched`: the stream is told
+    when the future is done."""
 
     index: int
     key: Any
@@ -53,6 +57,12 @@ class _Item:
     deadline: float | None
     source: bool = False
     late: bool = False
+    watched: bool = False
+
+    @property
+    def planning(self) -> bool:
+        """Whether the request waits for a plan."""
+        return getattr(self.future, "planning", False) and not self.future.done()
 
     @property
     def left(self) -> float | None:
@@ -78,7 +88,8 @@ def _noted(error: BaseException, item: _Item) -> BaseException:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How items become results, as `Model.map` describes it. `model`: its name, for errors; `timeout`: seconds; `keys`: items are pairs."""
+    """How items become results, as `Model.map` describes it. `model`: its name, for errors; `timeout`: seconds; `keys`: items are pairs;
+    `ahead`: requests that wait for a plan do not count for `concurrency`."""
 
     model: str
     concurrency: int
@@ -88,6 +99,15 @@ class Terms:
     progress: Progress
     total: int | None = None
     keys: bool = False
+    ahead: bool = False
+
+    def has_room(self, flying: Collection[_Item]) -> bool:
+        """Whether another item may be taken beside these, which have not been returned."""
+        if len(flying) < self.concurrency:
+            return True
+        if not self.ahead or len(flying) >= AHEAD * self.concurrency or not any(item.planning for item in flying):
+            return False
+        return sum(not item.future.done() and not item.planning for item in flying) < self.concurrency
 
     def shown(self, items: Any) -> _Progress:
         """Progress over `items`."""
@@ -143,7 +163,8 @@ class Stream(Iterator[R]):
         self._terms = terms
         self._items: Iterator[Any] | None = iter(items)
         self._flying: deque[_Item] = deque()
-        self._done: SimpleQueue[_Item] = SimpleQueue()
+        self._done: SimpleQueue[_Item] = SimpleQueue()  # where results come in any order
+        self._ended: SimpleQueue[None] = SimpleQueue()  # where they come in order and the first one waits for a plan
         self._next = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -169,10 +190,11 @@ class Stream(Iterator[R]):
             # One item is taken for each result, so that the workers do not run dry; more only while there is nothing to return.
             if self._ready and (taken or not self._may_take):
                 break
-            if not self._may_take:
+            if self._may_take:
+                self._take()
+                taken = True
+            elif not self._await_room():
                 break
-            self._take()
-            taken = True
         if not self._flying:
             raise StopIteration
         item = self._wait()
@@ -186,7 +208,7 @@ class Stream(Iterator[R]):
 
     @property
     def _may_take(self) -> bool:
-        return self._items is not None and len(self._flying) < self._terms.concurrency and not self._closed
+        return self._items is not None and not self._closed and self._terms.has_room(self._flying)
 
     def _take(self) -> None:
         assert self._items is not None
@@ -218,6 +240,22 @@ class Stream(Iterator[R]):
             future.cancel()
 
     # ---- waiting
+
+    def _await_room(self) -> bool:
+        """Wait until a request has ended, where the one whose turn it is waits for a plan: there may be room then. False where there is
+        nothing to take, or the next result is what to wait for."""
+        if self._items is None or not self._terms.ordered or not self._terms.ahead or not self._flying[0].planning:
+            return False
+        tell = self._ended.put
+        for item in self._flying:
+            if not item.watched:
+                item.watched = True
+                item.future.add_done_callback(lambda _: tell(None))
+        try:
+            self._ended.get(timeout=self._flying[0].left)
+        except Empty:
+            return False
+        return True
 
     @property
     def _ready(self) -> bool:
@@ -322,7 +360,7 @@ class _Flight:
         """Waits for whatever comes first, and takes an item that is there. Returns the one whose turn it is, if it was done before."""
         import asyncio
 
-        if self.more and self._taking is None and len(self.items) < self._terms.concurrency:
+        if self.more and self._taking is None and self._terms.has_room(self.items):
             self._taking = asyncio.ensure_future(self._source.take())
         turn = itertools.islice(self.items, 1) if self._terms.ordered else self.items
         ready = next((item for item in turn if item.future.done()), None)

@@ -35,6 +35,16 @@ _SCHEDULED = {
     "refused": ("deadlines_refused", "Requests that were refused because their deadline could not be met."),
     "expired": ("deadlines_expired", "Requests whose deadline passed while they waited."),
 }
+_MADE = {
+    "one_shape": "for one set of shapes",
+    "range": "for a range of lengths",
+    "cached": "read from the plan cache",
+}
+_NEW_SHAPES = {
+    "derived": ("derived_shapes", "New shapes that a plan for a range served at once, each once for each client."),
+    "waited": ("plan_waits", "Waits of requests for a plan, one for each stage."),
+    "waited_s": ("plan_wait_seconds", "Time in which requests waited for a plan."),
+}
 _ACTIVITIES = ("kernel", "schedule", "search", "sleep")
 
 
@@ -118,6 +128,8 @@ def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     plans = GaugeMetricFamily("aspen_mp_model_plans", "Plans of the model, one for each shape and stage.", labels=labels)
     share = GaugeMetricFamily("aspen_mp_model_share", "Weight of the model where core time is short.", labels=labels)
     of = {key: CounterMetricFamily(f"aspen_mp_model_{name}", text, labels=labels) for key, (name, text) in _SCHEDULED.items()}
+    made = CounterMetricFamily("aspen_mp_model_plans_made", f"Plans so far: {', '.join(_MADE.values())}.", labels=[*labels, "kind"])
+    replaced = CounterMetricFamily("aspen_mp_model_plans_replaced", "Plans whose place a searched one took.", labels=labels)
     for model in models:
         who = (model["name"], str(model["id"]))
         share.add_metric(who, model["share"])
@@ -126,7 +138,10 @@ def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         weights.add_metric(who, model["weight_bytes"])
         users.add_metric(who, model["clients"])
         plans.add_metric(who, len(model["plans"]))
-    yield from (weights, users, plans, share, *of.values())
+        for kind in _MADE:
+            made.add_metric([*who, kind], model["made"][kind])
+        replaced.add_metric(who, model["made"]["replaced"])
+    yield from (weights, users, plans, share, made, replaced, *of.values())
 
 
 def _requests(status: Mapping[str, Any]) -> Iterator[Metric]:
@@ -134,14 +149,17 @@ def _requests(status: Mapping[str, Any]) -> Iterator[Metric]:
     counts = CounterMetricFamily("aspen_mp_requests", "Requests that have ended, by model and outcome.", labels=["model", "outcome"])
     flying = GaugeMetricFamily("aspen_mp_requests_in_flight", "Requests that clients have begun, by model.", labels=["model"])
     seconds = HistogramMetricFamily("aspen_mp_request_seconds", "From the call to the result, by model.", labels=["model"])
+    new = {key: CounterMetricFamily(f"aspen_mp_{name}", text, labels=["model"]) for key, (name, text) in _NEW_SHAPES.items()}
     for name, found in status["requests"].items():
         for outcome in OUTCOMES:
             counts.add_metric([name, outcome], found[outcome])
         flying.add_metric([name], found["in_flight"])
+        for key, family in new.items():
+            family.add_metric([name], found[key])
         seconds.add_metric([name], *_buckets(found["seconds"]))
     queue = HistogramMetricFamily("aspen_mp_queue_seconds", "From the submission of a request to a worker's beginning with it.", labels=[])
     queue.add_metric([], *_buckets(status["scheduler"]["queue_seconds"]))
-    yield from (counts, flying, seconds, queue)
+    yield from (counts, flying, seconds, queue, *new.values())
     yield _gauge("queue_depth", "Requests that clients have begun and no worker has.", status["scheduler"]["queue_depth"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -287,11 +288,12 @@ def sizes(
     ] = None,
     cores: options.Cores = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sizes and pixels.")] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds, each with new processes and without plans.")] = 1,
     engines: options.Engines = None,
 ) -> None:
     """Measure pictures of new sizes, and the same again, beside other runtimes.
 
-    Starts with the first request, when there is no plan yet. Exit status 1 if an engine failed.
+    Starts with the first request, when there is no plan yet. Figures are medians of all rounds. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.figures import lengths as texts
     from aspen_mp.bench.figures import sizes as bench
@@ -309,7 +311,8 @@ def sizes(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="NETWORK") from None
     with run.progress(moving=False) as update:
-        results = [bench.stream(one, chosen, cpus, requests, least, most, multiple, seed, update) for one in wanted]
+        pictures = bench.Pictures(requests, least, most, multiple, seed)
+        results = [bench.stream(one, chosen, cpus, pictures, rounds, update) for one in wanted]
     for result in results:
         result.absent = absent
     run.draw(bench.plot, results)
@@ -324,11 +327,14 @@ def _two_cores(threads: int | None, cores: str | None) -> list[int]:
 
 def _new_sizes(result: SizesResult) -> findings.Shown:
     rows = []
-    for f in result.found:
-        new, again = result.new(f), result.again(f)
-        figures = [f.load_s, new[0], new[1], sum(new), sum(again)]
-        rows.append([f.engine, *(f"{s:.2f}" for s in figures), f"{result.waited(f):.2f}", f"{f.behind_s:.1f}"])
-    columns = ["engine", "load s", "first s", "second s", "new sizes s", "again s", "new / again", "CPU s behind"]
+    rounds = result.by_engine()
+    for m in result.summary():
+        load_s, behind_s = (statistics.median(values) for values in zip(*((f.load_s, f.behind_s) for f in rounds[m.engine]), strict=True))
+        figures = [m.first_ms, m.second_ms, m.new_ms, m.again_ms]
+        sums = [f"{figure:.2f}" for figure in (m.new_s, m.again_s, m.new_by_again)]
+        rows.append([m.engine, f"{load_s:.2f}", *(f"{ms:.1f}" for ms in figures), *sums, f"{behind_s:.1f}"])
+    columns = ["engine", "load s", *(f"{kind} ms" for kind in ("first", "second", "new size", "again"))]
+    columns += ["new sizes s", "again s", "new / again", "CPU s behind"]
     return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
 
 

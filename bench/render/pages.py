@@ -162,16 +162,18 @@ def lengths(item: Published) -> str:
 
 
 def sizes(item: Published) -> str:
+    found = [(r.case, m) for r in item.record.result for m in r.summary()]
+    several = any(m.rounds > 1 for _, m in found)
+    kinds = ("first request", "second request", "new size", "same size again")
+    one = ["network", "engine", *(["rounds"] if several else []), *(f"{kind}, ms" for kind in kinds)]
+    every = ["network", "engine", "new sizes, s", "same sizes again, s", "new / again, median"]
     rows = [
-        [
-            *(r.case, f.engine, number(1e3 * r.new(f)[0]), number(1e3 * r.new(f)[1])),
-            *(number(sum(r.new(f))), number(sum(r.again(f))), number(r.waited(f))),
-        ]
-        for r in item.record.result
-        for f in r.found
+        [case, m.engine, *([m.rounds] if several else []), *(number(ms) for ms in (m.first_ms, m.second_ms, m.new_ms, m.again_ms))]
+        for case, m in found
     ]
-    columns = ["network", "engine", "first, ms", "second, ms", "new sizes, s", "same sizes again, s", "new / again, median"]
-    return table(columns, rows)
+    sums = [[case, m.engine, number(m.new_s), number(m.again_s), number(m.new_by_again)] for case, m in found]
+    text = "The median of each kind of request. New sizes are those behind the first two."
+    return f"{text}\n\n{table(one, rows)}\n\nAll sizes together:\n\n{table(every, sums)}"
 
 
 def agreement(item: Published) -> str:

@@ -1,6 +1,6 @@
 """A client's counts of its own requests, in memory that the planner process reads.
 
-The planner process makes the memory, 16 KiB a client, and reads it whenever it is asked for its status. The client alone writes it, so that
+The planner process makes the memory, 20 KiB a client, and reads it whenever it is asked for its status. The client alone writes it, so that
 nothing is sent for a request. One writer: whoever changes a row holds the GIL. The reader may see a count before its duration, and must
 take the numbers for what they are: a client's word.
 """
@@ -19,9 +19,12 @@ BOUNDS_S: Final[tuple[float, ...]]
 def now() -> int:
     """CLOCK_MONOTONIC in nanoseconds."""
 
-def read(data: bytes) -> list[tuple[int, int, list[int], int, list[int]]]:
+def read(data: bytes) -> list[tuple[int, int, list[int], int, list[int], list[int]]]:
     """The rows in use: number of the model, requests in flight, endings by outcome, sum of durations in nanoseconds, durations by bucket.
-    The first row is the queue's (model 0): how long requests waited for a worker to begin. Empty where data is too short."""
+
+    The last item is about new shapes: how many a known plan served, waits for a plan, their nanoseconds. The first row is the queue's
+    (model 0): how long requests waited for a worker to begin. Empty where data is too short.
+    """
 
 @final
 class Tally:
@@ -38,6 +41,11 @@ class Row:
     """Where the requests of one model are counted for one runtime."""
 
     def __init__(self, tally: Tally, row: int) -> None: ...
+    def derived(self) -> None:
+        """Count shapes that were new to this process, and that a plan for a range serves which it knew already."""
+
+    def waited(self, began_ns: int) -> None:
+        """Count a request that has waited for a plan, since `began_ns` as `now` says it."""
 
 @final
 class Requests:

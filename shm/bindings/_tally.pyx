@@ -10,7 +10,7 @@ from aspen_mp.shm.errors import ProtocolError
 # A row's words. Word 0 is the model's number, 0 for a row that is not used; row 0 is the queue's, which is of no model.
 cdef enum:
     ROWS = 64
-    WORDS = 32
+    WORDS = 40
     MODEL = 0
     IN_FLIGHT = 1
     OUTCOME = 2  # and the six behind it
@@ -19,6 +19,9 @@ cdef enum:
     BUCKET = 10  # and those behind it: 2^LEAST_BITS ns and less, twice as much each, then all above
     BUCKETS = 22
     LEAST_BITS = 16
+    DERIVED = 32
+    WAITED = 33
+    WAITED_NS = 34
 
 OUTCOMES = ("completed", "failed", "timed_out", "cancelled", "lost", "refused", "missed")
 BYTES = ROWS * WORDS * 8
@@ -96,6 +99,16 @@ cdef class Row:
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + OUTCOME + REFUSED] += 1
 
+    def derived(self):
+        if self._tally.words != NULL:
+            self._tally.words[self._row * WORDS + DERIVED] += 1
+
+    def waited(self, uint64_t began_ns):
+        cdef uint64_t now = _now()
+        if self._tally.words != NULL:
+            self._tally.words[self._row * WORDS + WAITED] += 1
+            self._tally.words[self._row * WORDS + WAITED_NS] += now - began_ns if now > began_ns else 0
+
 
 cdef class Requests:
     cdef Row _row
@@ -151,5 +164,7 @@ def read(bytes data):
     for i in range(ROWS):
         w = <const uint64_t *>start + i * WORDS
         if i == 0 or w[MODEL]:
-            rows.append((w[MODEL] if i else 0, w[IN_FLIGHT], [w[OUTCOME + k] for k in range(7)], w[SUM_NS], [w[BUCKET + k] for k in range(BUCKETS)]))
+            outcomes, durations = [w[OUTCOME + k] for k in range(7)], [w[BUCKET + k] for k in range(BUCKETS)]
+            plans = [w[DERIVED], w[WAITED], w[WAITED_NS]]
+            rows.append((w[MODEL] if i else 0, w[IN_FLIGHT], outcomes, w[SUM_NS], durations, plans))
     return rows

@@ -27,7 +27,7 @@ LEAST_MESSAGE: Final = 4
 """A string of fewer words is a name or a unit, not a message."""
 MOST_FRAGMENT: Final = 7
 ALLOWED: Final[dict[str, int]] = {
-    "aspen_mp/cli": 6,
+    "aspen_mp/cli": 5,
     "aspen_mp/client": 116,
     "aspen_mp/control": 129,
     "aspen_mp/torch": 62,

@@ -32,8 +32,11 @@ class Activity(Document):
 
 
 class ModelLook(Document):
-    """A model between two looks. `queue_ms`, `run_ms`: means, from submission to start and from there to the end; the last three count
-    requests that ended after their deadline, were refused because of it, or waited until it had passed."""
+    """A model between two looks. `queue_ms`, `run_ms`: means, from submission to start and from there to the end; `missed`, `refused`,
+    `expired`: requests that ended after their deadline, were refused because of it, or waited until it had passed.
+
+    `plans`: plans made or read from the plan cache; `replaced`: plans whose place a searched one took. `derived`, `waited`, `waited_s`: as
+    of `status`, of all models of this name."""
 
     id: int
     name: str
@@ -44,6 +47,11 @@ class ModelLook(Document):
     missed: int
     refused: int
     expired: int
+    plans: int
+    replaced: int
+    derived: int
+    waited: int
+    waited_s: float
 
 
 class Look(Document):

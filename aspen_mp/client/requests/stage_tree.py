@@ -28,6 +28,7 @@ from aspen_mp.control.planning.shape_buckets import structure
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
+from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import ModelInvalidError, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
@@ -77,13 +78,18 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 class RequestStop:
-    """Cancels a request that a driver thread walks through its stages, wherever it is."""
+    """A link from a request's future to the driver thread that walks the request through its stages: cancels it, wherever it is."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, future: RequestFuture) -> None:
         self._session = session
+        self._future = future
         self._lock = threading.Lock()
         self._ticket = -1
         self._asked = False
+
+    def planned(self) -> None:
+        """The first stage has a plan."""
+        self._future.planning = False
 
     def started(self, ticket: int) -> None:
         """The driver waits for this ticket now (-1: for none)."""
@@ -114,13 +120,10 @@ class _Node:
     next: dict[Key, _Node] = field(default_factory=dict)
     planning: threading.Lock = field(default_factory=threading.Lock)
     capacities: dict[str, int] = field(default_factory=dict)
+    asked: bool = False
+    """Whether requests that come here have to wait for a plan, or had to."""
     place: tuple[dict[Any, _Node], Any] | None = None
     """Where it hangs; None for those that the shapes of the inputs lead to."""
-
-    @property
-    def asked(self) -> list[protocol.Capacity]:
-        """The capacities to ask for."""
-        return [protocol.Capacity(name, nbytes) for name, nbytes in sorted(self.capacities.items())]
 
     def stages(self) -> list[Stage]:
         found = [] if self.stage is None else [self.stage]
@@ -153,6 +156,7 @@ class StageTree:
         self._codes = dict(codes or {})
         self._fixed = fixed
         self._transfers = Transfers()
+        self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._behind: OrderedDict[int, _Node] = OrderedDict()
@@ -189,6 +193,32 @@ class StageTree:
             self._improve(self._roots.get(key))
             stage = self._single.get(key)
         return stage
+
+    def derived(self, arrays: Mapping[str, Any]) -> Stage | None:
+        """`single` for shapes that are new, where a plan for a range serves them: nobody has to be asked. None otherwise."""
+        key = shape_key(arrays)
+        if not self._buckets or (self._met + 1) % POLICY.told_every == 0 or key in self._roots:
+            return None
+        known = self._known([_binds(arrays)], self._capacities)
+        if known is None:
+            return None
+        node = self._root(key, arrays)
+        if not node.planning.acquire(blocking=False):
+            return None
+        try:
+            if node.stage is None and not self._derive(node, *known):
+                return None
+        finally:
+            node.planning.release()
+        self._note_single(key, node)
+        return self._single.get(key)
+
+    def _has_plan(self, arrays: Mapping[str, Any]) -> bool:
+        """Whether requests of these shapes begin without a wait for a plan."""
+        node = self._roots.get(shape_key(arrays))
+        if node is not None and (node.stage is not None or node.wanted):
+            return True
+        return self._known([_binds(arrays)], self._capacities) is not None
 
     def _improve(self, node: _Node | None) -> None:
         """These shapes have come often, on a plan that serves others too: asks whether there is one of their own by now, or has it made."""
@@ -239,6 +269,8 @@ class StageTree:
         key = shape_key(known)
         node = self._find(self._roots.get(key) or self._root(key, known), known)
         self._note_single(key, self._roots.get(key))
+        if stop is not None:
+            stop.planned()
         while True:
             stage = node.stage
             assert stage is not None
@@ -258,7 +290,7 @@ class StageTree:
                 else:
                     self._drop_bucket(stage)
                 self._forget(node, stage)
-                self._plan(node, None)
+                self._await_plan(node)
                 continue
             known.update(results)
             if stage.planned.last:
@@ -287,8 +319,8 @@ class StageTree:
         borrow: bool = False,
     ) -> None:
         """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
-        stop = RequestStop(self._session)
-        future.stop = stop.ask
+        stop = RequestStop(self._session, future)
+        future.stop, future.planning = stop.ask, not self._has_plan(arrays)
 
         def drive() -> None:
             try:
@@ -352,12 +384,22 @@ class StageTree:
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
         while node.stage is None:
-            with node.planning:  # of several requests that need it, one asks
-                if not node.wanted and node.stage is None:
-                    self._plan(node, None)
+            if not node.wanted:
+                self._await_plan(node)
             if node.wanted:
                 node = self._with_values(node, known)
         return node
+
+    def _await_plan(self, node: _Node) -> None:
+        """Has a request wait until the node is planned. One of several that need it asks."""
+        began = _tally.now()
+        try:
+            with node.planning:
+                if not node.wanted and node.stage is None:
+                    self._plan(node, None)
+        finally:
+            if node.asked:
+                self._counts.waited(began)
 
     def _with_values(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         bound = []
@@ -383,7 +425,7 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities = node.asked
+        capacities = _listed(node.capacities)
 
         def call() -> protocol.Planned:
             try:
@@ -420,38 +462,45 @@ class StageTree:
         return self._session.memory.nbytes < before
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
-        known = None if ahead else self._known(node)
-        if known is not None:
-            self._met += 1
-            if self._met % POLICY.told_every:
-                node.stage = Stage(self._session, self._model, *known, keys=self._keys, codes=self._codes)
-                return
+        known = None if ahead else self._known(node.binds, node.capacities)
+        if known is not None and self._derive(node, *known):
+            return
+        node.asked = known is None
         planned = self._ask(node, progress, ahead=ahead, beside=known is not None)
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:
             node.stage = self._stage(node, planned)
 
-    def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, KnownBucket] | None:
+    def _derive(self, node: _Node, planned: protocol.Planned, bucket: KnownBucket) -> bool:
+        """Gives a node the stage that `_known` has found. False where it is time to tell the planner process of such shapes instead."""
+        self._counts.derived()
+        self._met += 1
+        if self._met % POLICY.told_every == 0:
+            return False
+        node.stage = Stage(self._session, self._model, planned, self._transfers, bucket, self._keys, self._codes)
+        return True
+
+    def _known(self, stages: list[list[protocol.Bind]], capacities: Mapping[str, int]) -> tuple[protocol.Planned, KnownBucket] | None:
         """What a plan for a shape bucket is at the length of these shapes, if there is one that serves them."""
         with self._lock:
             buckets = list(self._buckets.values())
         if not buckets:
             return None
-        key, made_of = _key_of(node), _structure(node)
+        key, made_of = _key_of(stages), structure(stages, _listed(capacities))
         for bucket in reversed([one for one in buckets if one.structure == made_of]):
             planned = bucket.at(key)
             if planned is not None:
-                return planned, self._transfers, bucket
+                return planned, bucket
         return None
 
     def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
         """What an answer describes."""
         if planned.bucket is None:
             return Stage(self._session, self._model, planned, self._transfers, keys=self._keys, codes=self._codes)
-        key = _key_of(node)
+        key, made_of = _key_of(node.binds), structure(node.binds, _listed(node.capacities))
         with self._lock:
-            bucket = self._buckets.setdefault((planned.plan, planned.generation), KnownBucket(planned, key, _structure(node)))
+            bucket = self._buckets.setdefault((planned.plan, planned.generation), KnownBucket(planned, key, made_of))
         found = bucket.at(key)
         assert found is not None
         return Stage(self._session, self._model, found, self._transfers, bucket, self._keys, self._codes)
@@ -506,10 +555,10 @@ def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
     return [protocol.Bind(name, _dtype(value), list(_shape(value)), None) for name, value in arrays.items()]
 
 
-def _key_of(node: _Node) -> Key:
+def _listed(capacities: Mapping[str, int]) -> list[protocol.Capacity]:
+    return [protocol.Capacity(name, nbytes) for name, nbytes in sorted(capacities.items())]
+
+
+def _key_of(stages: list[list[protocol.Bind]]) -> Key:
     """Names and shapes of all that is bound for a stage."""
-    return tuple([(bind.name, tuple(bind.shape)) for binds in node.binds for bind in binds])
-
-
-def _structure(node: _Node) -> bytes:
-    return structure(node.binds, node.asked)
+    return tuple([(bind.name, tuple(bind.shape)) for binds in stages for bind in binds])

@@ -177,7 +177,7 @@ class Submission:
 
     def _submit(self, request: _Request, arrays: dict[str, Any], copied: bool = False) -> None:
         tree = self._tree
-        stage = tree.single(arrays, request.counts)
+        stage = tree.single(arrays, request.counts) or tree.derived(arrays)
 
         def lost(error: RuntimeLost, kept: dict[str, Any]) -> bool:
             return self._lost(request, error, kept)
@@ -248,7 +248,7 @@ class Submission:
         arrays = self._check(feeds)
         own = self._residence.own
         if copy and own is not None and not (own.session.lost or own.session.held):
-            stage = own.single(arrays)
+            stage = own.single(arrays) or own.derived(arrays)
             if stage is not None and not stage.has_room():
                 arrays = _copied(arrays)  # the caller's other tasks may change them meanwhile
                 while not stage.has_room() and await asyncio.to_thread(stage.make_room):

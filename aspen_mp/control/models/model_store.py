@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, assert_never
 
@@ -365,6 +366,7 @@ class ModelStore:
                 "objective": model.request.objective,
                 "scheduled": counts.get(model.id) or dict.fromkeys(MODEL_COUNTS, 0),
                 "weight_bytes": self._bytes(model.weight_segments),
+                "made": asdict(model.made),
                 "plans": [self._describe(plan) for plan in model.live.values() if plan.segments],
             }
             for model in self._models.values()

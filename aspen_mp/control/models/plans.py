@@ -89,6 +89,26 @@ class Usage:
     average: float = 0.0
 
 
+@dataclass(slots=True)
+class PlansMade:
+    """Plans of a model since it was loaded, as `wire.status.PlansMade` describes them."""
+
+    one_shape: int = 0
+    range: int = 0
+    cached: int = 0
+    replaced: int = 0
+
+    def add(self, plan: Plan, *, replaces: bool) -> None:
+        """Count a plan that is published. `replaces`: whether it takes the place of another one."""
+        if plan.cached:
+            self.cached += 1
+        elif plan.served_bucket is None:
+            self.one_shape += 1
+        else:
+            self.range += 1
+        self.replaced += replaces and plan.job.search
+
+
 @dataclass(eq=False, slots=True)
 class Plan:
     """A plan of a model.
@@ -189,6 +209,7 @@ class Model:
     | `buckets` | which live plans serve shape buckets |
     | `ahead` | how often a plan for a bucket was begun before anybody asked for it, by key |
     | `spares` | arenas of retired plans, kept for other plans |
+    | `made` | how many plans there have been |
     """
 
     id: int
@@ -213,6 +234,7 @@ class Model:
     making: dict[bytes, Plan] = field(default_factory=dict, init=False)
     buckets: StageBuckets = field(default_factory=StageBuckets, init=False)
     ahead: dict[bytes, int] = field(default_factory=dict, init=False)
+    made: PlansMade = field(default_factory=PlansMade, init=False)
 
     @property
     def instances(self) -> int:

@@ -1,4 +1,4 @@
-"""What clients count of their own requests, added up for `status`: endings by model and outcome, durations, time in the queue.
+"""What clients count of their own requests, added up for `status`: endings by outcome, durations, time in the queue, waits for plans.
 
 Requests do not pass through the planner process. Each client counts its own in memory that the planner process made and keeps a descriptor
 of (`shm/bindings/_tally.pyi`), so that nothing is lost with a client that is killed. The numbers are the clients' word: they are shown,
@@ -25,18 +25,20 @@ _WORD: Final = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Counts:
-    """Of one model, or of the queue, over clients that have gone, or over all."""
+    """Of one model, or of the queue, over clients that have gone, or over all. `plans`: as of `_tally.read`."""
 
     in_flight: int = 0
     outcomes: list[int] = field(default_factory=lambda: [0] * len(_tally.OUTCOMES))
     sum_ns: int = 0
     buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    plans: list[int] = field(default_factory=lambda: [0] * 3)
 
     def add(self, other: Counts) -> None:
         self.in_flight += other.in_flight
         self.sum_ns = (self.sum_ns + other.sum_ns) & _WORD
         self.outcomes = [(a + b) & _WORD for a, b in zip(self.outcomes, other.outcomes, strict=True)]
         self.buckets = [(a + b) & _WORD for a, b in zip(self.buckets, other.buckets, strict=True)]
+        self.plans = [(a + b) & _WORD for a, b in zip(self.plans, other.plans, strict=True)]
 
     def histogram(self) -> status.Histogram:
         """The durations by bucket."""
@@ -94,13 +96,21 @@ class RequestTotals:
         found = {}
         for name, counts in models.items():
             outcomes = dict(zip(_tally.OUTCOMES, counts.outcomes, strict=True))
-            found[name] = status.Requests(in_flight=counts.in_flight, **outcomes, seconds=counts.histogram())
+            derived, waited, waited_ns = counts.plans
+            found[name] = status.Requests(
+                in_flight=counts.in_flight,
+                **outcomes,
+                derived=derived,
+                waited=waited,
+                waited_s=waited_ns / 1e9,
+                seconds=counts.histogram(),
+            )
         return found, queue.histogram()
 
     def _take(self, tally: int, models: dict[str, Counts], queue: Counts) -> None:
-        for number, in_flight, outcomes, sum_ns, buckets in _tally.read(os.pread(tally, _tally.BYTES, 0)):
+        for number, in_flight, outcomes, sum_ns, buckets, plans in _tally.read(os.pread(tally, _tally.BYTES, 0)):
             signed = in_flight if in_flight < 1 << 63 else in_flight - (1 << 64)
-            counts = Counts(signed, outcomes, sum_ns, buckets)
+            counts = Counts(signed, outcomes, sum_ns, buckets, plans)
             if number:
                 models.setdefault(self._known.get(number, OTHERS), Counts()).add(counts)
             else:

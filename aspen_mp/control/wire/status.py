@@ -169,9 +169,21 @@ class Scheduled(Document):
     expired: int
 
 
+class PlansMade(Document):
+    """Plans of a model since it was loaded.
+
+    `one_shape`, `range`: plans made for one set of shapes, and for a range of lengths. `cached`: plans from the plan cache. `replaced`:
+    plans whose place a searched one took."""
+
+    one_shape: int
+    range: int
+    cached: int
+    replaced: int
+
+
 class LoadedModel(Document):
     """A model. `clients`: how many hold it; `planning`: plans that are being made; `doing`: how far its planning process is; `share`: its
-    weight where core time is short; `objective`: what its tiles and instances are for."""
+    weight where core time is short; `objective`: what its tiles and instances are for; `made`: plans so far, `plans`: those in use."""
 
     id: int
     name: str
@@ -184,11 +196,15 @@ class LoadedModel(Document):
     objective: str
     scheduled: Scheduled
     weight_bytes: int
+    made: PlansMade
     plans: list[LivePlan]
 
 
 class Requests(Document):
-    """The requests of a model, by outcome; `seconds`: how long they took."""
+    """The requests of a model, by outcome; `seconds`: how long they took.
+
+    `derived`: new shapes that a plan for a range served at once, each counted once by each client. `waited`: waits of requests for a plan,
+    one for each stage; `waited_s`: seconds of these."""
 
     in_flight: int
     completed: int
@@ -198,6 +214,9 @@ class Requests(Document):
     lost: int
     refused: int
     missed: int
+    derived: int
+    waited: int
+    waited_s: float
     seconds: Histogram
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from aspen_mp.bench import models
-from aspen_mp.bench.figures import barriers, compare, hetero, lengths, order, scaling, simulated, stacks, synthetic, tiles
+from aspen_mp.bench.figures import barriers, compare, hetero, lengths, order, scaling, simulated, sizes, stacks, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Rounds, Schedule, Variant, wanted_engines
 from aspen_mp.bench.figures.states import middle, states
@@ -185,7 +185,7 @@ def test_lengths(tmp_path: Path) -> None:
 
 def test_sizes(tmp_path: Path) -> None:
     options = ("--requests", "5", "--least", "33", "--most", "64", "--threads", "1", "--engines", "aspen-mp,onnxruntime")
-    found = figure(tmp_path, "sizes", "resnet18@image=64", *options, quick=())
+    found = figure(tmp_path, "sizes", "resnet18@image=64", "--rounds", "2", *options, quick=())
     assert found.case == "resnet18, sides 33 to 64"
     assert len(found.sizes) == 5
     assert all(33 <= side <= 64 for size in found.sizes for side in size)
@@ -194,6 +194,20 @@ def test_sizes(tmp_path: Path) -> None:
         assert found.new(e) + found.again(e) == e.seconds
     assert set(found.ratios()) == {"onnxruntime"}
     assert not found.failed
+    assert [len(each) for each in (found.found, *found.repeats)] == [2, 2]
+    assert [(m.engine, m.rounds) for m in found.medians] == [(e.engine, 2) for e in found.found]
+
+
+def test_medians_of_sizes() -> None:
+    """Of rounds; the first two requests count by themselves, and rounds in which an engine failed do not."""
+    rounds = [[90, 50, 2, 4, 3, 1, 2, 2, 2, 1], [70, 10, 4, 6, 5, 2, 2, 4, 4, 3], [80, 30, 3, 3, 3, 1, 1, 3, 3, 3], [9, 9, 9]]
+    first, *repeats = [[lengths.Found(OURS, "1", "", 0.0, [ms / 1e3 for ms in each])] for each in rounds]
+    result = sizes.SizesResult("x", [0], [1] * 5, first, sizes=[(1, 1)] * 5, repeats=repeats)
+    (found,) = result.summary()
+    assert (found.engine, found.rounds) == (OURS, 3)
+    assert [found.first_ms, found.second_ms, found.new_ms, found.again_ms] == pytest.approx([80, 30, 3, 3])
+    assert [found.new_s, found.again_s] == pytest.approx([0.119, 0.011])
+    assert found.new_by_again == pytest.approx(5 / 3)
 
 
 def test_steps_of_a_decoder(tmp_path: Path) -> None:

@@ -263,6 +263,22 @@ def test_requests_by_model_and_outcome(runtime):
     assert total(scrape(runtime), "aspen_mp_requests_total", model="mlp", outcome="completed") == 11
 
 
+def test_new_shapes_and_plans(runtime):
+    model = runtime.load(small_models.mlp("n"), name="shapes")
+    for rows in (2, 40, 41, 42, 41, 43):
+        model.run({"x": np.ones((rows, 16), np.float32)})
+    status = runtime.status()
+    counts, made = status["requests"]["shapes"], status["models"][0]["made"]
+    assert (counts["derived"], counts["waited"]) == (3, 2)
+    found = samples(metrics.text(status))
+    for key, name in (("derived", "derived_shapes"), ("waited", "plan_waits"), ("waited_s", "plan_wait_seconds")):
+        assert total(found, f"aspen_mp_{name}_total", model="shapes") == pytest.approx(counts[key])
+    for kind in ("one_shape", "range", "cached"):
+        assert total(found, "aspen_mp_model_plans_made_total", model="shapes", kind=kind) == made[kind]
+    assert total(found, "aspen_mp_model_plans_made_total", model="shapes") == 2
+    assert total(found, "aspen_mp_model_plans_replaced_total", model="shapes") == made["replaced"] == 0
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WATCHDOG_S
     while not condition():

@@ -3,6 +3,7 @@ get a plan of their own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -111,6 +112,85 @@ def test_the_planner_process_hears_of_few_lengths(
     for n in range(34, 34 + POLICY.told_every + 1):
         assert model.run(tokens(n))["last_hidden_state"].shape[1] == n
     assert asked == [True]
+
+
+def test_new_lengths_and_waits_are_counted(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model = runtime.load(text, name="counted")
+
+    def counts() -> tuple[int, int, float]:
+        found = runtime.status()["requests"]["counted"]
+        return found["derived"], found["waited"], found["waited_s"]
+
+    model.run(tokens(9))
+    model.run(tokens(33))
+    derived, waited, seconds = counts()
+    assert (derived, waited) == (0, 2)
+    assert seconds > 0
+    for n in range(34, 34 + POLICY.told_every + 2):
+        model.run(tokens(n))
+        model.run(tokens(n))
+    model.submit(tokens(50)).result(WATCHDOG_S)
+    assert counts() == (POLICY.told_every + 3, 2, seconds)
+    (described,) = [found for found in runtime.status()["models"] if found["name"] == "counted"]
+    made = described["made"]
+    assert made["one_shape"] + made["range"] + made["cached"] >= len(described["plans"]) >= 2
+    with pytest.raises(AspenError):
+        model.run(tokens(10**4))
+    assert counts()[:2] == (POLICY.told_every + 3, 3)
+
+
+class Held:
+    """Requests of several texts at once wait for their plan until the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        ask = stage_tree.StageTree._ask
+
+        def held(tree: stage_tree.StageTree, node: Any, *args: Any, **how: Any) -> Any:
+            assert node.binds[0][0].shape[0] == 1 or self.gate.wait(WATCHDOG_S)
+            return ask(tree, node, *args, **how)
+
+        monkeypatch.setattr(stage_tree.StageTree, "_ask", held)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_stream_goes_on_while_a_plan_is_made(
+    runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """The plan comes when the last text has been taken, far more than are in flight otherwise."""
+    model, held = runtime.load(text), Held(monkeypatch)
+    model.run(tokens(9))
+    model.run(tokens(33))
+    few = 2 * model.instances
+    shapes = [(1, 35), (2, 40), *((1, 33 + k) for k in range(3 * few)), (2, 41)]
+
+    def texts() -> Iterator[dict[str, npt.NDArray[np.int64]]]:
+        for batch, n in shapes:
+            yield tokens(n, batch)
+        held.gate.set()
+
+    async def results() -> list[Any]:
+        return [result async for result in model.map_async(texts())]
+
+    found = asyncio.run(results()) if asynchronous else list(model.map(texts()))
+    assert [result["last_hidden_state"].shape[:2] for result in found] == shapes
+
+
+def test_lengths_of_a_known_range_need_no_driver(runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads that drive requests wait for a plan; other new lengths run."""
+    monkeypatch.setattr(stage_tree, "MAX_DRIVERS", 1)
+    model, held = runtime.load(text), Held(monkeypatch)
+    model.run(tokens(9))
+    model.run(tokens(33))
+    waiting = [model.submit(tokens(40, 2)) for _ in range(2)]
+    assert all(future.planning for future in waiting)
+    for n in (35, 36):
+        assert model.submit(tokens(n)).result(WATCHDOG_S)["last_hidden_state"].shape[1] == n
+    assert asyncio.run(model.run_async(tokens(37)))["last_hidden_state"].shape[1] == 37
+    assert not any(future.done() for future in waiting)
+    held.gate.set()
+    assert all(future.result(WATCHDOG_S) for future in waiting)
+    assert not any(future.planning for future in waiting)
 
 
 def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:

@@ -124,6 +124,28 @@ def test_an_error_of_one_length_is_its_own(world: World) -> None:
     assert len(world.errors) == 1
 
 
+def test_plans_that_are_made_are_counted(world: World) -> None:
+    def made() -> list[int]:
+        found = world.store.describe()[0]["made"]
+        return [found[key] for key in ("one_shape", "range", "cached", "replaced")]
+
+    planned(world, 8)
+    assert made() == [1, 0, 0, 0]
+    world.ask(20)
+    world.answer(served_bucket=(16, 23))
+    world.ask(17)  # served by it
+    assert made() == [1, 1, 0, 0]
+    planned(world, 40)
+    world.replan()
+    world.answer()  # takes the place of one of them
+    assert made() == [3, 1, 0, 1]
+    world.ask(17, often=True)
+    assert made() == [3, 1, 0, 1]
+    world.store.refresh()
+    world.answer()
+    assert made() == [4, 1, 0, 2]
+
+
 def test_buckets_serve_other_lengths_at_once(world: World) -> None:
     planned(world, 8)
     world.ask(20)
