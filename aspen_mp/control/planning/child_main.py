@@ -43,9 +43,9 @@ SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 GARBAGE: Final = 200_000
 """So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
 SHARED_BYTES: Final = 4 << 20
-"""Weights of so many bytes are packed by several threads, …"""
+"""The bytes of weights from which on several threads pack them."""
 MOST_THREADS: Final = 8
-"""… but no more than these: memory is not faster then."""
+"""The most such threads: memory is not faster with more."""
 _ALIGN: Final = 64
 _ROOMY: Final = 4 << 20
 
@@ -344,7 +344,7 @@ class Planner:
 
 
 def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Callable[[int], None]) -> None:
-    """Write weights to their places, and release these. Threads share the work if it is much: packing and the first writes to new memory
+    """Write weights to their places, and release these. Threads share the work if it is much. Packing and the first writes to new memory
     take most of its time, and neither holds the interpreter's lock. `tell` is told how many are there, now and then."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -64,7 +64,7 @@ class PlanStage(protocol.Message):
     longest_ms: float = 0.0
     """How long its tiles are to be at most, where the model's options do not say; 0: as long as is best."""
     bucket: WantedBucket | None = None
-    """The bucket that the plan is to be for, if the stage has one for it, or for a part of it; else it is for these shapes alone."""
+    """The bucket that the plan is to be for, or for a part of it. If the stage has no such plan, it is for these shapes alone."""
     within: WantedBucket | None = None
     """The bucket whose plan serves these shapes until now: results keep their bits."""
 
