@@ -104,15 +104,17 @@ INLINE void amx_dot_bytes(const int real, amx_registers *r, const int sum, const
 /* The even (0) or odd (1) term of a pair; denormal ones are zeros. */
 INLINE double amx_term(uint32_t pair, int odd) {
   const uint32_t bits = odd ? pair & 0xffff0000 : pair << 16;
-  return half_float(bits & 0x7f800000 ? bits : bits & 0x80000000);
+  return half_float(bits & (bits & 0x7f800000 ? 0xffffffff : 0x80000000));
 }
 
 /* The f32 nearest to x, a zero where it is denormal: just below the normal numbers some still round up to one. Of the sums below, x is
  * rounded itself only where one summand is far smaller than the other. That leaves it close to an f32, so that rounding twice is as good as
- * rounding once. */
+ * rounding once. No branches: compilers make vector code of it. */
 INLINE float amx_rounded(double x) {
   const double least = 0x1p-126 - 0x1p-151;
-  return x > -least && x < least ? (x < 0 ? -0.0f : 0.0f * (float)x) : (float)x;
+  int64_t size, limit;
+  memcpy(&size, &x, sizeof size), memcpy(&limit, &least, sizeof limit);
+  return half_float(half_bits((float)x) & ((size & INT64_MAX) < limit ? 0x80000000 : 0xffffffff));
 }
 
 /* sum[i][j] += sum over k of the two products of bf16 a[i][k] and b[k][j]; see above. */
@@ -123,15 +125,16 @@ INLINE void amx_dot_bf16(const int real, amx_registers *r, const int sum, const 
     return;
   }
 #endif
-  const int columns = r->shapes.row_bytes[sum] / 4;
   for (int i = 0; i < r->shapes.rows[sum]; i++) {
     float each[2][AMX_LANES] = {{0}};
-    for (int k = 0; k < r->shapes.row_bytes[a] / AMX_GROUP; k++)
-      for (int q = 0; q < 2; q++) {
-        const double left = amx_term(r->data[a][i][k], q);
-        for (int j = 0; j < columns; j++) each[q][j] = amx_rounded(each[q][j] + left * amx_term(r->data[b][k][j], q));
+    for (int k = 0; k < r->shapes.row_bytes[a] / AMX_GROUP; k++) {
+      const double even = amx_term(r->data[a][i][k], 0), odd = amx_term(r->data[a][i][k], 1);
+      for (int j = 0; j < AMX_LANES; j++) {
+        each[0][j] = amx_rounded(each[0][j] + even * amx_term(r->data[b][k][j], 0));
+        each[1][j] = amx_rounded(each[1][j] + odd * amx_term(r->data[b][k][j], 1));
       }
-    for (int j = 0; j < columns; j++) {
+    }
+    for (int j = 0; j < r->shapes.row_bytes[sum] / 4; j++) {
       uint32_t *const to = &r->data[sum][i][j];
       const double before = amx_rounded(half_float(*to)), more = amx_rounded((double)each[0][j] + each[1][j]);
       *to = half_bits(amx_rounded(before + more));
