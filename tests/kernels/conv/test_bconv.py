@@ -29,7 +29,9 @@ def params(
     return [*g.kernel, *g.stride, *g.dilation, *g.before, *ACTIVATIONS[activation], int(residual_last), *ACTIVATIONS[before], int(amx)]
 
 
-def compare(isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, with_residual=False, residual_last=False, scaled=False, amx=False):
+def compare(
+    isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, with_residual=False, residual_last=False, scaled=False, amx=False
+):
     batch, _, inputs, outputs, image, g = case
     x_values = rng.standard_normal((batch, inputs, *image), dtype=np.float32)
     w = rng.standard_normal((outputs, inputs, *g.kernel), dtype=np.float32)

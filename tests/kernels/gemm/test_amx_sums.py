@@ -73,8 +73,9 @@ def windows(x: np.ndarray, g: Geometry) -> list[np.ndarray]:
     found = []
     for i in range(g.kernel[0]):
         for j in range(g.kernel[1]):
-            top, left = i * g.dilation[0], j * g.dilation[1]
-            seen = padded[:, :, top : top + (rows - 1) * g.stride[0] + 1 : g.stride[0], left : left + (columns - 1) * g.stride[1] + 1 : g.stride[1]]
+            down = i * g.dilation[0] + g.stride[0] * np.arange(rows)
+            across = j * g.dilation[1] + g.stride[1] * np.arange(columns)
+            seen = padded[:, :, down][:, :, :, across]
             found.append(np.ascontiguousarray(seen.transpose(0, 2, 3, 1)).reshape(-1, x.shape[1]))
     return found
 

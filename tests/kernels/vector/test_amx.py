@@ -1,5 +1,5 @@
-"""The wrapper of AMX's instructions against numpy and exact fractions: the twin everywhere, the instructions on processors of 512 bits. Where
-such a processor has no AMX they trap, and are decoded from the machine code."""
+"""The wrapper of AMX against numpy and exact fractions: the twin everywhere, the instructions on processors with AVX-512. Where such a
+processor has no AMX they trap, and are decoded from the machine code."""
 
 from __future__ import annotations
 
