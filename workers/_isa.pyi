@@ -26,5 +26,5 @@ def sums_pairs(name: str | None = None) -> bool:
     ASPEN_MP_BF16=off forbids it. False where none can be chosen."""
 
 def sums_amx(name: str | None = None) -> bool:
-    """Whether plans are made for the sums of AMX: with ASPEN_MP_AMX=on, where this CPU and operating system have it beside an instruction
-    set (as in `find`), and with ASPEN_MP_AMX=twin anywhere. False where none can be chosen."""
+    """Whether plans are made for the sums of AMX. With ASPEN_MP_AMX=on they are where this CPU and operating system have it beside an
+    instruction set (as in `find`); with ASPEN_MP_AMX=twin, anywhere. False where none can be chosen."""

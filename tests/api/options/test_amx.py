@@ -1,5 +1,5 @@
-"""`ASPEN_MP_AMX` reaches planner and workers: whole networks by the twin of AMX. Products of bytes keep their bits. Those of bf16 stay as near
-to the network in f32."""
+"""`ASPEN_MP_AMX` reaches planner and workers: whole networks by the twin of AMX. Products of bytes keep their bits. Those of bf16 stay
+near the network in f32."""
 
 from __future__ import annotations
 

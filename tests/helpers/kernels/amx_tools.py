@@ -19,7 +19,7 @@ def flushed(values: Array) -> Array:
 
 
 def nearest(exact: Array) -> Array:
-    """f64 that no second rounding changes → f32. Denormal results, before they are rounded to so few bits, are zeros."""
+    """f64 that no second rounding changes → f32. Results that are denormal once they have 24 bits are zeros."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.abs(exact) < SMALLEST - 2.0**-151, np.copysign(0.0, exact), exact).astype(np.float32)
 

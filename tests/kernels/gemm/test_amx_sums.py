@@ -1,5 +1,4 @@
-"""BGEMM and BCONV with the sums of AMX: the bits are those of its instruction in a known order, on every ISA, and however a processor
-computes them."""
+"""BGEMM and BCONV with the sums of AMX have the bits of its instruction in a known order, on every ISA."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ def test_convolutions_have_the_bits_of_the_instruction(channels, geometry):
 
 
 def windows(x: np.ndarray, g: Geometry) -> list[np.ndarray]:
-    """Of each tap, in order, what it sees: [N * OH * OW, C]."""
+    """Return what each tap sees, in order: [N * OH * OW, C]."""
     padded = np.pad(x, ((0, 0), (0, 0), (g.before[0], g.after[0]), (g.before[1], g.after[1])))
     rows, columns = g.out(x.shape[2:])
     found = []
@@ -81,7 +80,7 @@ def windows(x: np.ndarray, g: Geometry) -> list[np.ndarray]:
 
 
 def digests() -> str:
-    """Of results over many shapes, with epilogues, a line for each ISA."""
+    """Return a line for each ISA: a digest of results over many shapes, with epilogues."""
     lines = []
     for isa in ISAS:
         rng, state = np.random.default_rng(5), hashlib.sha256()

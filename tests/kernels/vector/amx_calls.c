@@ -1,6 +1,6 @@
-/* The wrapper of AMX, callable from a test: each function by instructions (real) or by the twin. On a processor without AMX, traps() lets the
- * instructions themselves run. Each raises SIGILL, and a handler decodes it as Intel's manual says and computes it by the twin. So numbers of
- * registers, order of operands and addresses are tested, too. */
+/* The wrapper of AMX, callable from a test: each function by instructions (real) or by the twin. On a processor without AMX, traps() lets
+ * the instructions themselves run. Each raises SIGILL, and a handler decodes it as Intel's manual says and computes it by the twin. So
+ * numbers of registers, order of operands and addresses are tested, too. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 
 #include "gemm/amx_sums.h"
 
-INLINE void dot_of(const int real, const int type, const amx_shapes *shapes, const char *const *from, const int64_t *steps, char *to, int64_t step) {
+INLINE void dot_of(const int real, const int type, const amx_shapes *shapes, const char *const *from, const int64_t *steps, char *to,
+                   int64_t step) {
   amx_registers r;
   amx_configure(real, &r, shapes);
   amx_zero(real, &r, 1);
@@ -79,7 +80,8 @@ static int address_of(const ucontext_t *u, const uint8_t *p, int b, int x, char 
 static void trapped(int number, siginfo_t *info, void *context) {
   ucontext_t *const u = context;
   const uint8_t *const p = (const uint8_t *)u->uc_mcontext.gregs[REG_RIP];
-  const int x = !(p[1] & 0x40), b = !(p[1] & 0x20), second = ~(p[2] >> 3) & 15, prefix = p[2] & 3, reg = p[4] >> 3 & 7, in_memory = p[4] >> 6 != 3;
+  const int x = !(p[1] & 0x40), b = !(p[1] & 0x20), second = ~(p[2] >> 3) & 15, prefix = p[2] & 3;
+  const int reg = p[4] >> 3 & 7, in_memory = p[4] >> 6 != 3;
   enum { NONE, P66, PF3, PF2 };
   if (p[0] != 0xc4 || (p[1] & 0x1f) != 2 || p[2] & 0x84) abort();
   char *at = NULL;

@@ -1,4 +1,5 @@
-/* Sums of products by AMX, for int8.c and bf16.c: up to 32 rows times a panel of ASPEN_NR columns, in 2 x 2 registers of sums.
+/* Sums of products by AMX, for int8.c and bf16.c. A strip of up to 32 rows is multiplied with a panel of ASPEN_NR columns, in 2 x 2
+ * registers.
  *
  * Both types lie alike: a group is four bytes, and a panel has ASPEN_NR groups of successive terms side by side (int8.h, bf16.h). So a
  * register of left factors is loaded from the rows themselves, and one of right factors from the panel as it is.
@@ -47,7 +48,8 @@ INLINE void amx_shape(const int real, amx_registers *r, amx_use *use, int rows, 
   *use = (amx_use){rows, depth};
   amx_shapes shapes = {.palette = 1};
   for (int t = 0; t < AMX_REGISTERS; t++) {
-    const int second = t < AMX_A ? t / 2 : t - AMX_A, left = second ? rows - AMX_ROWS : rows < AMX_ROWS ? rows : AMX_ROWS;
+    const int second = t < AMX_A ? t / 2 : t - AMX_A;
+    const int left = second ? rows - AMX_ROWS : rows < AMX_ROWS ? rows : AMX_ROWS;
     shapes.rows[t] = (uint8_t)(t >= AMX_B ? depth : left > 0 ? left : 0);
     shapes.row_bytes[t] = (uint16_t)(shapes.rows[t] == 0 ? 0 : t >= AMX_A && t < AMX_B ? depth * AMX_GROUP : AMX_ROW_BYTES);
   }
@@ -60,8 +62,8 @@ INLINE void amx_dot(const amx_type type, const int real, amx_registers *r, const
 }
 
 /* Adds `chunks` chunks of `depth` groups of each run, from group `from` on. more: to the sums that are there. */
-INLINE void amx_pass(const amx_type type, const int real, amx_registers *r, const amx_terms *x, int rows, const char *a, const char *panel, int64_t from,
-                     int64_t chunks, int64_t depth, int more, char *sums) {
+INLINE void amx_pass(const amx_type type, const int real, amx_registers *r, const amx_terms *x, int rows, const char *a, const char *panel,
+                     int64_t from, int64_t chunks, int64_t depth, int more, char *sums) {
   const int64_t half = AMX_ROW_BYTES, below = AMX_ROWS * AMX_LINE;
   const int two = rows > AMX_ROWS;
   if (more) {
@@ -92,7 +94,8 @@ INLINE void amx_pass(const amx_type type, const int real, amx_registers *r, cons
 }
 
 /* sums[rows][ASPEN_NR], of 32 bits each, of the rows from `a` on times the terms of a panel. */
-INLINE void amx_sums(const amx_type type, const int real, const amx_terms *x, amx_use *use, int rows, const char *a, const char *panel, void *sums) {
+INLINE void amx_sums(const amx_type type, const int real, const amx_terms *x, amx_use *use, int rows, const char *a, const char *panel,
+                     void *sums) {
   amx_registers r; /* the twin's */
   if (!x->groups) {
     memset(sums, 0, (size_t)rows * AMX_LINE);

@@ -127,12 +127,15 @@ static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, mult
 
 void FN(bf16_strip)(bf16_job *job, int rows, const uint32_t *a, const uint32_t *panel, float *sums) {
   const int64_t word = sizeof *a;
-  const amx_terms terms = {job->pairs, {job->runs[0], job->runs[1]}, {job->run_step[0] * word, job->run_step[1] * word}, job->a_step * word};
+  const amx_terms terms = {job->pairs,
+                           {job->runs[0], job->runs[1]},
+                           {job->run_step[0] * word, job->run_step[1] * word},
+                           job->a_step * word};
   amx_sums_as(job->amx, AMX_BF16, &terms, &job->use, rows, (const char *)a, (const char *)panel, sums);
 }
 
-void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column, int64_t first,
-                    int64_t last) {
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column,
+                    int64_t first, int64_t last) {
   if (sums) {
     FN(mm_finish)(&job->finish, rows, sums, column, first, last);
     return;

@@ -47,9 +47,9 @@ void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_
 void FN(bf16_strip)(bf16_job *job, int rows, const uint32_t *a, const uint32_t *panel, float *sums);
 
 /* rows->rows rows from `a` on times columns [first, last) of the panel at `column`. Used of `rows`: the fields of the epilogue (mm.h), and
- * `next`, which is brought nearer meanwhile, `next_step` bytes a pair. sums: those of the block, of a strip, which may be overwritten; NULL:
- * they are to be made. */
-void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column, int64_t first,
-                    int64_t last);
+ * `next`, which is brought nearer meanwhile, `next_step` bytes a pair. sums: those of the block, of a strip, which may be overwritten;
+ * NULL: they are to be made. */
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column,
+                    int64_t first, int64_t last);
 
 #endif

@@ -371,7 +371,8 @@ int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, co
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
   *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
-                    .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA), .amx = aspen_isa_amx(OWN_ISA, 0), .runs = {1, 1}};
+                    .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA),
+                    .amx = aspen_isa_amx(OWN_ISA, 0), .runs = {1, 1}};
   if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
     return ASPEN_KERNEL_BAD_ARGUMENT;
   const aspen_arg *operands[] = {bias, residual, factor};

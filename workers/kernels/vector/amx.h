@@ -3,9 +3,9 @@
  * real: 1 for the instruction, which the process must be permitted to use (aspen_isa_amx), 0 for the twin. It is a constant, as numbers of
  * registers are. The twin keeps its registers in `r`, which instructions do not touch.
  *
- * Sums of bf16 are as Intel's manual has them (TDPBF16PS). The even and the odd terms of a pair have sums of their own, from zero on, by a
- * fused multiply-add each; then the two are added, and their sum to the register. Every step rounds to nearest even. Denormal numbers count
- * as zeros, as terms and as results. Which of several NaNs results may differ.
+ * Sums of bf16 are as Intel's manual has them (TDPBF16PS). The even and the odd terms of pairs have sums of their own, from zero on, by a
+ * fused multiply-add each. Then the two are added, and their sum to the register. Every step rounds to nearest even. Denormal numbers count
+ * as zeros, as terms and as results. Where NaNs meet, it may differ which of them results.
  */
 #ifndef ASPEN_AMX_H
 #define ASPEN_AMX_H
@@ -107,9 +107,9 @@ INLINE double amx_term(uint32_t pair, int odd) {
   return half_float(bits & (bits & 0x7f800000 ? 0xffffffff : 0x80000000));
 }
 
-/* The f32 nearest to x, a zero where it is denormal: just below the normal numbers some still round up to one. Of the sums below, x is
- * rounded itself only where one summand is far smaller than the other. That leaves it close to an f32, so that rounding twice is as good as
- * rounding once. No branches: compilers make vector code of it. */
+/* The f32 nearest to x, a zero where it is denormal: just below the normal numbers some still round up to one. In the sums below, x
+ * is rounded itself only where one summand is far smaller than the other. That leaves it close to an f32, so that rounding twice is as good
+ * as rounding once. No branches: compilers make vector code of it. */
 INLINE float amx_rounded(double x) {
   const double least = 0x1p-126 - 0x1p-151;
   int64_t size, limit;
