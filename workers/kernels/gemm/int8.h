@@ -54,8 +54,8 @@ typedef struct int8_rows {
 
 INLINE int64_t int8_groups(int64_t terms) { return (terms + INT8_GROUP - 1) / INT8_GROUP; }
 
-/* Fills in all but groups, a_step, panel and runs, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`.
- * The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+/* Fills in all but groups, a_step, panel and runs, from the output, bias, residual and factor (or absent ones), whose columns lie along
+ * `axis`. The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last);
 
