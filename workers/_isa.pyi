@@ -24,3 +24,7 @@ def sums_bytes(name: str | None = None) -> bool:
 def sums_pairs(name: str | None = None) -> bool:
     """Whether this CPU sums products of pairs of bf16 in one instruction, in vectors of an instruction set (as in `find`).
     ASPEN_MP_BF16=off forbids it. False where none can be chosen."""
+
+def sums_amx(name: str | None = None) -> bool:
+    """Whether plans are made for the sums of AMX. With ASPEN_MP_AMX=on they are where this CPU and operating system have it beside an
+    instruction set (as in `find`); with ASPEN_MP_AMX=twin, anywhere. False where none can be chosen."""

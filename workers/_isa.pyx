@@ -11,6 +11,7 @@ cdef extern from "dispatch/isa.h" nogil:
     int aspen_isa_halves()
     int aspen_isa_vnni(aspen_isa)
     int aspen_isa_bf16(aspen_isa)
+    int aspen_isa_amx_sums(aspen_isa)
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
 
@@ -60,5 +61,12 @@ def sums_bytes(name=None):
 def sums_pairs(name=None):
     try:
         return bool(aspen_isa_bf16(<aspen_isa><int>find(name)))
+    except (ValueError, NotImplementedError):
+        return False
+
+
+def sums_amx(name=None):
+    try:
+        return bool(aspen_isa_amx_sums(<aspen_isa><int>find(name)))
     except (ValueError, NotImplementedError):
         return False

@@ -91,7 +91,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _in_use(isa: dict[str, Any]) -> str:
-    more = [name for name, there in (("VNNI", isa["sums_bytes"]), ("BF16", isa["sums_pairs"])) if there]
+    more = [name for name, there in (("VNNI", isa["sums_bytes"]), ("BF16", isa["sums_pairs"]), ("AMX", isa["sums_amx"])) if there]
     return " and ".join([isa["selected"] or "none", *more])
 
 

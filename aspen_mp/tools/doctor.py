@@ -146,9 +146,9 @@ def _isa() -> dict[str, Any]:
     try:
         selected = _kernels.select()
     except (ValueError, NotImplementedError) as error:
-        neither = {"sums_bytes": False, "sums_pairs": False}
+        neither = {"sums_bytes": False, "sums_pairs": False, "sums_amx": False}
         return {"supported": _kernels.isas(), "selected": "", "forced": forced, **neither, "error": str(error)}
-    more = {"sums_bytes": _isa.sums_bytes(), "sums_pairs": _isa.sums_pairs()}
+    more = {"sums_bytes": _isa.sums_bytes(), "sums_pairs": _isa.sums_pairs(), "sums_amx": _isa.sums_amx()}
     return {"supported": _kernels.isas(), "selected": selected, "forced": forced, **more, "error": ""}
 
 

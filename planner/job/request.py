@@ -21,12 +21,14 @@ class Instructions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `vectors`: for which vectors products may be computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
     it sums products of bytes in one instruction (`workers._isa.sums_bytes`). `sums_bf16`: the same for pairs of bf16
-    (`workers._isa.sums_pairs`).
+    (`workers._isa.sums_pairs`). `sums_amx`: whether plans may have the sums of AMX (`workers._isa.sums_amx`). Sums of bytes are the same
+    with it and without, those of bf16 are not.
     """
 
     vectors: Vectors = ""
     sums_bytes: bool = True
     sums_bf16: bool = False
+    sums_amx: bool = False
 
 
 class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +62,12 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bf16(self) -> bool:
         """Whether factors of products are rounded to bf16."""
-        return self.precision == "bf16" and self.instructions.sums_bf16
+        return self.precision == "bf16" and (self.instructions.sums_bf16 or self.instructions.sums_amx)
+
+    @property
+    def amx(self) -> bool:
+        """Whether sums of bf16 have the order of AMX's instructions."""
+        return self.bf16 and self.instructions.sums_amx
 
     @property
     def strassen(self) -> Vectors:
@@ -70,7 +77,8 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def cache_key(self) -> tuple[Any, ...]:
         """The options that plans depend on."""
-        return self.precision, self.winograd, self.accuracy, self.planning, self.strassen, self.instructions.sums_bytes, self.bf16
+        algorithms = self.winograd, self.strassen, self.instructions.sums_bytes, self.bf16, self.amx
+        return self.precision, self.accuracy, self.planning, *algorithms
 
     @property
     def weights_key(self) -> tuple[Any, ...]:

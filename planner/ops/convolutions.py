@@ -17,6 +17,7 @@ from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, Blocks
 from aspen_mp.planner.ops.params import NO_ACT, activation, choice, integer, integers, noted
 from aspen_mp.planner.ops.products import (
+    AMX,
     BYTES,
     BYTES_GROUP,
     LAST,
@@ -328,6 +329,7 @@ def _bconv_checks(call: Call) -> None:
     has_function(call, 8)
     in_range(call, 11, "residual_last", 0, 2)
     has_function(call, 12)
+    in_range(call, 15, "amx", 0, 2)
     need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     bf16_operands(call, x.shape[1], out.shape[1], kh * kw)
     shaped(call.optional(2), out.shape[1:2], "shape of input 2")
@@ -499,7 +501,7 @@ SPECS = (
             SHIFT,
             *PROLOGUE,
         ),
-        params=(*WINDOW, ACT, LAST, IN_ACT),
+        params=(*WINDOW, ACT, LAST, IN_ACT, AMX),
         region=_bconv_region,
         checks=_bconv_checks,
         kind=Kind.WINDOWED,

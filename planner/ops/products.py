@@ -223,6 +223,7 @@ def _bgemm_checks(call: Call) -> None:
     out, a = call.out.shape, call.input(0)
     has_function(call, 1)
     in_range(call, 4, "residual_last", 0, 3)
+    in_range(call, 5, "amx", 0, 2)
     need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     ranked(a, len(out), "input 0")
     shaped(a, (*out[:-1], a.shape[-1]), "shape of input 0")
@@ -273,6 +274,7 @@ SCALE, SHIFT = Input("scale", "[N], behind the activation", True), Input("shift"
 LEFT = Input("left", "STRASSEN of A", True)
 ALPHA = real("alpha", "a factor of the sums")
 ACT = activation("act", "behind bias and residual: act(alpha * sums + bias + residual) * scale + shift")
+AMX = integer("amx", "whether sums have the order of AMX's instructions", default=0)
 LAST = Param(
     "residual_last",
     "whether the residual is added at the end instead, absent: False; with `gated` (of matrices alone) the end is a product with it",
@@ -342,7 +344,7 @@ SPECS = (
     OpSpec(
         name="BGEMM",
         inputs=(A, Input("weights", "see `bf16.packed_shape`; A and B are rounded to bf16", packed=True), BIAS, RESIDUAL, SCALE, SHIFT),
-        params=(ALPHA, ACT, LAST),
+        params=(ALPHA, ACT, LAST, AMX),
         region=_qgemm_region,
         checks=_bgemm_checks,
         kind=Kind.PRODUCT,

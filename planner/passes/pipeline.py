@@ -143,7 +143,7 @@ PASSES: Final[Sequence[Pass]] = (
     Pass("depth first", "kernels", _depth_first, STACKING, "stack"),
     _rewrite(common.share),
     _rewrite(cleanup.remove_dead),
-    Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph), ROUNDING, "precision"),
+    Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph, request.asked.amx), ROUNDING, "precision"),
     Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
 )

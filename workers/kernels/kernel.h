@@ -116,8 +116,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - in A.
  * - in B: packed [ceil(N/32), ceil(K/2), 32], u32. The lower half of a word is term 2 i; zeros are behind the last.
  * - in bias?, residual?, scale?, shift?: as GEMM.
- * - params: f64 alpha, ACT, residual_last.
- * - A processor with an instruction for pairs takes denormal numbers for zeros.
+ * - params: f64 alpha, ACT, residual_last, amx.
+ * - amx: 1: sums have the order and the rounding of AMX, by runs and chunks of k (gemm/amx_sums.h), with the same bits on every processor.
+ * - A processor with an instruction for pairs takes denormal numbers for zeros; with amx, all do.
  *
  * BCONV: as CONV over two axes with one group, with X and W rounded to bf16 (to nearest even).
  * - Products of pairs of channels 2 i, 2 i + 1 are summed in f32 over (kh, kw, i).
@@ -125,8 +126,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - in W: packed [ceil(OC/32), KH*KW*ceil(C/2), 32], u32, with k = (kh, kw, i). The lower half of a word is that of channel 2 i; zeros are
  *   behind the last.
  * - in bias? [OC], residual?, scale?, shift?, in_scale?, in_shift?: as CONV.
- * - params: WINDOW, ACT, residual_last, IN_ACT.
- * - Denormal numbers are as BGEMM's.
+ * - params: WINDOW, ACT, residual_last, IN_ACT, amx.
+ * - Denormal numbers, and sums with amx, are as BGEMM's.
  *
  * STRASSEN: out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c).
  * - Behind the K/2 terms of each are 1 if the pair's rows are finite and of about the same size, else 0, and then zeros.

@@ -55,6 +55,7 @@ class InstructionSets(Document):
     forced: str
     sums_bytes: bool
     sums_pairs: bool
+    sums_amx: bool
     error: str
 
 

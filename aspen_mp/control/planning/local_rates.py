@@ -40,7 +40,7 @@ def predicting(folder: str) -> Rates:
 
 def instructions() -> Instructions:
     """Return what processors here multiply fast."""
-    return Instructions(_isa.vectors(), _isa.sums_bytes(), _isa.sums_pairs())
+    return Instructions(_isa.vectors(), _isa.sums_bytes(), _isa.sums_pairs(), _isa.sums_amx())
 
 
 def fast_bytes() -> bool:

@@ -15,10 +15,10 @@ _ROUNDED = ("GEMM", "QNBITGEMM", "CONV")
 _WINDOW = ("kernel", "strides", "dilations", "pads")
 
 
-def use_bf16(graph: Graph) -> None:
+def use_bf16(graph: Graph, amx: bool = False) -> None:
     """Runs after all rewrites of GEMM and CONV, which need to know no other kernels so, and before Strassen's products, which gain less. A
     node stays as it is if it multiplies no weights of the model, sums integers, or has groups, planes or few channels. So do convolutions
-    by Winograd's algorithm."""
+    by Winograd's algorithm. `amx`: sums are to have the order of AMX's instructions."""
     rewriter, made = Rewriter(graph), dict[tuple[Tensor, int], Tensor]()
     for node in rewriter.live():
         w = node.inputs[1] if node.op in _ROUNDED else None
@@ -29,9 +29,9 @@ def use_bf16(graph: Graph) -> None:
         if refused:
             continue
         if node.op == "CONV":
-            _replace(rewriter, made, node, w, "BCONV", node.attrs["kernel"][0] * node.attrs["kernel"][1])
+            _replace(rewriter, made, node, w, "BCONV", node.attrs["kernel"][0] * node.attrs["kernel"][1], amx)
         else:
-            _replace(rewriter, made, node, w, "BGEMM", 1)
+            _replace(rewriter, made, node, w, "BGEMM", 1, amx)
     rewriter.finish()
 
 
@@ -59,11 +59,13 @@ def _precision(node: Node, refused: str) -> Reason:
     return Reason("precision", "bf16 factors", "the precision asked for", tried=tried, node=node.name)
 
 
-def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: Node, w: Tensor, op: str, taps: int) -> None:
+def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: Node, w: Tensor, op: str, taps: int, amx: bool) -> None:
     if (w, taps) not in made:
         made[w, taps] = _words(node, w, taps)
     kept = ("alpha", "act", "residual_last", "gated") if op == "BGEMM" else (*_WINDOW, "act", "residual_last", "in_act")
     attrs = {name: node.attrs[name] for name in kept if name in node.attrs}
+    if amx:
+        attrs["amx"] = 1
     rewriter.replace(node, op, [node.inputs[0], made[w, taps], *node.inputs[2:]], attrs)
 
 

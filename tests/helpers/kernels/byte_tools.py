@@ -16,7 +16,8 @@ from aspen_mp.workers import _kernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SWITCH = "ASPEN_MP_VNNI"
-WITHOUT = os.environ.get(SWITCH) == "off"
+TWIN = ("ASPEN_MP_AMX", "twin")
+WITHOUT = os.environ.get(SWITCH) == "off" or os.environ.get(TWIN[0]) == TWIN[1]
 BAD_ARGUMENT, SCRATCH = 2, 3
 BYTES = [np.int8, np.uint8]
 ODD_SCALES = [0.0, -0.0, -1.0, -0.3, np.inf, -np.inf, np.nan, 1e-45, 3e-42, 1e-38, 1e-31, 1e-30, 2e-30, 9e29, 1e30, 2e30, 3.4e38]
@@ -54,26 +55,27 @@ def quantised(values: Array, scale: float, zero: int, dtype: type, isa: str) -> 
     return out
 
 
-def elsewhere(folder: Path, *command: str, switch: str = SWITCH) -> subprocess.CompletedProcess[str]:
-    """In a process that asks for the instruction anew, and is told that there is none. `switch`: the variable that says so."""
+def elsewhere(folder: Path, *command: str, switch: str = SWITCH, value: str = "off") -> subprocess.CompletedProcess[str]:
+    """In a process that asks for the instruction anew, and is told that there is none. `switch`: the variable that says so, by `value`."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = [*folders.FOLDERS, *filter(None, [env.get("PYTHONPATH")])]
-    env |= {switch: "off", "PYTHONPATH": os.pathsep.join(path)}
+    env |= {switch: value, "PYTHONPATH": os.pathsep.join(path)}
     like_us = ["-S", "-P"] if sys.flags.no_site else []  # as `make sanitize` starts it
     return subprocess.run([sys.executable, *like_us, *command], env=env, capture_output=True, text=True, check=False, cwd=folder)
 
 
-def check_digests(folder: Path, module: str, ours: str) -> None:
+def check_digests(folder: Path, module: str, ours: str, switch: str = SWITCH, value: str = "off") -> None:
     """`digests` of a module has the same results without the instruction. Lines: ISA, whether it has the instruction, digest."""
-    done = elsewhere(folder, "-c", f"import {module}; print({module}.digests())")
+    done = elsewhere(folder, "-c", f"import {module}; print({module}.digests())", switch=switch, value=value)
     assert done.returncode == 0, done.stderr
     without = [line.split() for line in done.stdout.splitlines()]
     assert [(isa, digest) for isa, _, digest in without] == [(isa, digest) for isa, _, digest in map(str.split, ours.splitlines())]
-    assert all(instruction == "False" for _, instruction, _ in without)
+    assert value != "off" or all(instruction == "False" for _, instruction, _ in without)
 
 
-def check_without(folder: Path, file: str, switch: str = SWITCH) -> None:
+def check_without(folder: Path, file: str, switch: str = SWITCH, value: str = "off") -> None:
     """The other tests of a file."""
-    done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not without", file, switch=switch)
+    other = "not without and not twin"
+    done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", other, file, switch=switch, value=value)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -23,11 +23,15 @@ def pack(w: np.ndarray) -> np.ndarray:
     return pack_pairs(w.transpose(2, 3, 1, 0).reshape(-1, w.shape[1], w.shape[0]))
 
 
-def params(g: Geometry, activation: str = "IDENTITY", residual_last: bool = False, before: str = "IDENTITY") -> list[int | float]:
-    return [*g.kernel, *g.stride, *g.dilation, *g.before, *ACTIVATIONS[activation], int(residual_last), *ACTIVATIONS[before]]
+def params(
+    g: Geometry, activation: str = "IDENTITY", residual_last: bool = False, before: str = "IDENTITY", amx: bool = False
+) -> list[int | float]:
+    return [*g.kernel, *g.stride, *g.dilation, *g.before, *ACTIVATIONS[activation], int(residual_last), *ACTIVATIONS[before], int(amx)]
 
 
-def compare(isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, with_residual=False, residual_last=False, scaled=False):
+def compare(
+    isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, with_residual=False, residual_last=False, scaled=False, amx=False
+):
     batch, _, inputs, outputs, image, g = case
     x_values = rng.standard_normal((batch, inputs, *image), dtype=np.float32)
     w = rng.standard_normal((outputs, inputs, *g.kernel), dtype=np.float32)
@@ -41,7 +45,7 @@ def compare(isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, wi
             residual = channels_last(rng, residual, True)
     scale, shift = (rng.standard_normal(outputs, dtype=np.float32) if scaled else None for _ in range(2))
     out = channels_last(rng, np.empty(shape, np.float32), True) if plain else layout(rng, shape)
-    p, rest = params(g, activation, residual_last), [pack(w), bias, residual, scale, shift]
+    p, rest = params(g, activation, residual_last, amx=amx), [pack(w), bias, residual, scale, shift]
     whole = run("BCONV", out, [channels_last(rng, x_values, plain), *rest], p, isa=isa)
 
     seen, weights = rounded(x_values), rounded(w)
@@ -68,6 +72,7 @@ def compare(isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, wi
     with_residual=st.booleans(),
     residual_last=st.booleans(),
     scaled=st.booleans(),
+    amx=st.booleans(),
 )
 def test_against_float64(isa, seed, case, **options):
     compare(isa, np.random.default_rng(seed), case, **options)
@@ -75,6 +80,7 @@ def test_against_float64(isa, seed, case, **options):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "image", "geometry"),
     [
@@ -91,9 +97,9 @@ def test_against_float64(isa, seed, case, **options):
         (18, 64, (1, 301), Geometry((1, 9), (1, 2), (1, 1), (0, 4), (0, 4))),
     ],
 )
-def test_shapes_of_networks(isa, plain, inputs, outputs, image, geometry):
+def test_shapes_of_networks(isa, plain, amx, inputs, outputs, image, geometry):
     case = (2, 1, inputs, outputs, image, geometry)
-    compare(isa, np.random.default_rng(1), case, plain=plain, activation="RELU", with_bias=True, with_residual=True)
+    compare(isa, np.random.default_rng(1), case, plain=plain, activation="RELU", with_bias=True, with_residual=True, amx=amx)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -117,11 +123,12 @@ def test_normalisation_before_the_convolution(isa, activation, plain, channels, 
     wide = [np.broadcast_to(t[:, None, None], values.shape) for t in (scale, shift)]
     before = run("TERNARY", np.empty_like(values), [values, *wide], [TERNARY["FMA"], *ACTIVATIONS[activation]], isa=isa)
     out = np.empty((2, 40, *geometry.out(values.shape[2:])), np.float32)
-    apart = run("BCONV", out, [before, w], params(geometry), isa=isa)
-    inputs, p = [x, w, None, None, None, None, scale, shift], params(geometry, before=activation)
-    whole = run("BCONV", out, inputs, p, isa=isa)
-    assert same_bits(whole, apart)
-    assert same_bits(whole, run("BCONV", layout(rng, out.shape), inputs, p, boxes(rng, out.shape, 5), isa))
+    for amx in (False, True):
+        apart = run("BCONV", out, [before, w], params(geometry, amx=amx), isa=isa).copy()
+        inputs, p = [x, w, None, None, None, None, scale, shift], params(geometry, before=activation, amx=amx)
+        whole = run("BCONV", out, inputs, p, isa=isa)
+        assert same_bits(whole, apart)
+        assert same_bits(whole, run("BCONV", layout(rng, out.shape), inputs, p, boxes(rng, out.shape, 5), isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -171,7 +178,7 @@ def test_what_a_call_may_be(isa):
     assert call([out, x, w, None, None, np.zeros(8, np.float32)], good) == BAD_ARGUMENT
     assert call([out, x, w, None, None, np.zeros(7, np.float32), np.zeros(7, np.float32)], good) == BAD_ARGUMENT
     assert call([out, x, w, *[None] * 4, np.zeros(3, np.float32), np.zeros(3, np.float32)], good) == BAD_ARGUMENT
-    assert call([out, x, w, *[None] * 4, np.zeros(4, np.float32), np.zeros(4, np.float32)], [*good[:12], 4000, 0.0, 0.0]) == BAD_ARGUMENT
+    assert call([out, x, w, *[None] * 4, np.zeros(4, np.float32), np.zeros(4, np.float32)], [*good[:12], 4000, 0.0, 0.0, 0]) == BAD_ARGUMENT
 
 
 @both_ways

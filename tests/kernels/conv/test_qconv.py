@@ -12,6 +12,7 @@ from byte_tools import (
     BYTES,
     EDGES,
     SCRATCH,
+    TWIN,
     WITHOUT,
     check_digests,
     check_without,
@@ -426,3 +427,11 @@ def test_without_the_instruction_bits_are_the_same(tmp_path):
 
 def test_all_of_this_without_the_instruction(tmp_path):
     check_without(tmp_path, __file__)
+
+
+def test_twin_of_amx_has_the_same_bits(tmp_path):
+    check_digests(tmp_path, "test_qconv", digests(), *TWIN)
+
+
+def test_all_of_this_by_the_twin_of_amx(tmp_path):
+    check_without(tmp_path, __file__, *TWIN)

@@ -80,6 +80,16 @@ def test_environment_forbids_sums_of_pairs():
     assert subprocess.run([sys.executable, "-c", command], env=env, capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(("value", "names"), [(None, []), ("off", []), ("1", []), ("on", ["avx512"]), ("twin", _isa.names())])
+def test_environment_asks_for_amx(value, names):
+    """Its twin is everywhere, its instructions are beside vectors of 512 bits, if anywhere."""
+    command = "from aspen_mp.workers import _isa; print([name for name in [*_isa.names(), 'sse9'] if _isa.sums_amx(name)])"
+    env = {name: setting for name, setting in os.environ.items() if name != "ASPEN_MP_AMX"} | ({"ASPEN_MP_AMX": value} if value else {})
+    found = subprocess.run([sys.executable, "-c", command], env=env, capture_output=True, text=True, check=True).stdout.strip()
+    there = {"amx_tile", "amx_int8", "amx_bf16"} <= set(Path("/proc/cpuinfo").read_text().split())
+    assert found == str([name for name in names if value == "twin" or (there and name in _isa.names())])
+
+
 @pytest.mark.skipif(not (ROOT / "workers").is_dir(), reason="the tests lie away from the sources")
 @pytest.mark.parametrize("only", ["portable", "avx2", "avx512"])
 def test_a_build_for_one_machine_has_one_isa(only: str, tmp_path: Path) -> None:

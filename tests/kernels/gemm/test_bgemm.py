@@ -15,7 +15,8 @@ from test_gemm import SIZES, check
 from aspen_mp.workers import _kernels
 
 BAD_ARGUMENT, SCRATCH = 2, 3
-PLAIN = [1.0, *ACTIVATIONS["IDENTITY"], 0]
+PLAIN = [1.0, *ACTIVATIONS["IDENTITY"], 0, 0]
+AMX = [*PLAIN[:-1], 1]
 
 
 def pack(w: np.ndarray) -> np.ndarray:
@@ -37,8 +38,9 @@ def pack(w: np.ndarray) -> np.ndarray:
     residual=st.sampled_from([None, None, "all", "n"]),
     residual_last=st.integers(0, 2),
     scaled=st.booleans(),
+    amx=st.booleans(),
 )
-def test_against_float64(isa, seed, batch, m, k, n, plain, alpha, activation, bias, residual, residual_last, scaled):
+def test_against_float64(isa, seed, batch, m, k, n, plain, alpha, activation, bias, residual, residual_last, scaled, amx):
     rng = np.random.default_rng(seed)
     shape = (*batch, m, n)
 
@@ -56,7 +58,7 @@ def test_against_float64(isa, seed, batch, m, k, n, plain, alpha, activation, bi
     bias_values, residual_values = addend(bias), addend(residual)
     scale, shift = (values(n), values(n)) if scaled else (None, None)
     inputs = [a, pack(w), bias_values, residual_values, scale, shift]
-    p = [alpha, *ACTIVATIONS[activation], residual_last]
+    p = [alpha, *ACTIVATIONS[activation], residual_last, int(amx)]
     whole = run("BGEMM", layout(rng, shape, plain=plain), inputs, p, isa=isa)
 
     a64, w64 = rounded(a).astype(np.float64), rounded(w).astype(np.float64)
@@ -71,35 +73,38 @@ def test_against_float64(isa, seed, batch, m, k, n, plain, alpha, activation, bi
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("p", [PLAIN, AMX])
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 2048, 1000), (14, 768, 96), (300, 2048, 40), (128, 3072, 70), (1000, 513, 33)])
-def test_blocks_of_rows(isa, m, k, n):
+def test_blocks_of_rows(isa, m, k, n, p):
     """More rows than are rounded at a time, and every row by itself."""
     rng = np.random.default_rng(m)
     a, w = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
-    whole = run("BGEMM", np.empty((m, n), np.float32), [a, pack(w)], PLAIN, isa=isa)
+    whole = run("BGEMM", np.empty((m, n), np.float32), [a, pack(w)], p, isa=isa)
     check(whole, rounded(a).astype(np.float64) @ rounded(w), np.abs(rounded(a)).astype(np.float64) @ np.abs(rounded(w)), k)
     rows = [([i, 0], [i + 1, n]) for i in range(m)]
-    assert same_bits(whole, run("BGEMM", np.empty((m, n), np.float32), [a, pack(w)], PLAIN, rows, isa=isa))
+    assert same_bits(whole, run("BGEMM", np.empty((m, n), np.float32), [a, pack(w)], p, rows, isa=isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_columns_of_the_same_rows(isa):
+@pytest.mark.parametrize("p", [PLAIN, AMX])
+def test_columns_of_the_same_rows(isa, p):
     """What a tile has rounded the next may use: of the same rows, and no others."""
     rng = np.random.default_rng(2)
     a, w = rng.standard_normal((2, 60, 130), dtype=np.float32), pack(rng.standard_normal((130, 96), dtype=np.float32))
-    whole = run("BGEMM", np.empty((2, 60, 96), np.float32), [a, w], PLAIN, isa=isa)
+    whole = run("BGEMM", np.empty((2, 60, 96), np.float32), [a, w], p, isa=isa)
     out = np.empty_like(whole)
     spans = [(0, 1, 0, 20), (0, 1, 20, 60), (1, 2, 0, 20), (1, 2, 20, 60)]
     tiles = [([n, top, c], [stop, end, c + 32]) for n, stop, top, end in spans for c in (0, 32, 64)]
-    _kernels.time_tiles("BGEMM", [out, a, w], PLAIN, np.array(tiles, np.int64), 1, isa)
+    _kernels.time_tiles("BGEMM", [out, a, w], p, np.array(tiles, np.int64), 1, isa)
     assert same_bits(out, whole)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_rounding(isa):
+@pytest.mark.parametrize("p", [PLAIN, AMX])
+def test_rounding(isa, p):
     """To nearest even, of factors of any size; NaN and infinities stay what they are."""
     a = np.stack([HALVES, np.zeros_like(HALVES)], axis=1)
-    out = run("BGEMM", np.empty((len(HALVES), 1), np.float32), [a, pack(np.ones((2, 1), np.float32))], PLAIN, isa=isa)
+    out = run("BGEMM", np.empty((len(HALVES), 1), np.float32), [a, pack(np.ones((2, 1), np.float32))], p, isa=isa)
     np.testing.assert_array_equal(out[:, 0], rounded(HALVES))
 
 
@@ -117,10 +122,13 @@ def test_what_a_call_may_be(isa):
     assert call([out, a, w.view(np.float32)]) == BAD_ARGUMENT
     assert call([out, a.astype(np.float64), w]) == BAD_ARGUMENT
     assert call([out, a, w, np.zeros(5, np.float32)]) == BAD_ARGUMENT
-    assert call([out, a, w], [1.0, 4000, 0.0, 0.0, 0]) == BAD_ARGUMENT
+    assert call([out, a, w], [1.0, 4000, 0.0, 0.0, 0, 0]) == BAD_ARGUMENT
     assert call([out, a, w, None, None, np.zeros(5, np.float32)]) == BAD_ARGUMENT
     empty = np.empty((3, 0), np.float32)
-    assert call([out, empty, np.empty((1, 0, 32), np.uint32)]) == 0
+    for p in (PLAIN, AMX):
+        out[...] = 1
+        assert call([out, empty, np.empty((1, 0, 32), np.uint32)], p) == 0
+        assert (out == 0).all()
 
 
 @both_ways

@@ -12,6 +12,7 @@ from byte_tools import (
     EDGES,
     ODD_SCALES,
     SCRATCH,
+    TWIN,
     WITHOUT,
     check_digests,
     check_without,
@@ -402,7 +403,7 @@ def digests() -> str:
     for isa in ISAS:
         rng, state = np.random.default_rng(77), hashlib.sha256()
         for activation in sorted(ACTIVATIONS):
-            for m, k, n in ((1, 130, 70), (3, 64, 33), (9, 37, 100), (14, 256, 32), (29, 515, 65)):
+            for m, k, n in ((1, 130, 70), (3, 64, 33), (9, 37, 100), (14, 256, 32), (29, 515, 65), (75, 1100, 40)):
                 a, w = (drawn(rng, dims, BYTES[int(rng.integers(2))]) for dims in ((m, k), (k, n)))
                 b, zeros = packed(w, drawn(rng, (n,), w.dtype.type))
                 factor, bias, residual = (broadcast(rng, rng.standard_normal(d, np.float32), (m, n)) for d in ((1, n), (1, n), (m, n)))
@@ -422,3 +423,11 @@ def test_without_the_instruction_bits_are_the_same(tmp_path):
 
 def test_all_of_this_without_the_instruction(tmp_path):
     check_without(tmp_path, __file__)
+
+
+def test_twin_of_amx_has_the_same_bits(tmp_path):
+    check_digests(tmp_path, "test_qgemm", digests(), *TWIN)
+
+
+def test_all_of_this_by_the_twin_of_amx(tmp_path):
+    check_without(tmp_path, __file__, *TWIN)

@@ -104,7 +104,7 @@ def test_products(isa, columns, rows):
     left = run("STRASSEN", np.empty(test_strassen.left_factors(a.shape), np.float32), [a], [], isa=isa)
     check("STRASSEN", isa, lambda at: lines(left.shape, at), [a], [], whole_axes=1)
     check("GEMM", isa, make, [a, pack_panels(b), bias, *more, left], test_strassen.params(activation="RELU"))
-    check("BGEMM", isa, make, [a, test_bgemm.pack(b), bias, *more], [1.0, *ACTIVATIONS["RELU"], 0])
+    check("BGEMM", isa, make, [a, test_bgemm.pack(b), bias, *more], [1.0, *ACTIVATIONS["RELU"], 0, 0])
     for kind in test_qnbitgemm.HALVES:
         weight, form = test_qnbitgemm.packed(test_qnbitgemm.halves(rng, kind, 70, columns)[0])
         check("QNBITGEMM", isa, make, [a, weight, bias, *more], test_qnbitgemm.params(form, activation="RELU"))

@@ -151,7 +151,8 @@ static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, 
                            int64_t columns) {
   const copied_axis vertical = copy_axis(&v->axes[0], rows), horizontal = copy_axis(&v->axes[1], columns);
   const int64_t line = horizontal.size * v->pixel, line_step = vertical.step * line;
-  const int joined = horizontal.tap == 1 && 2 * v->pixel - v->x->dims[1] <= 1; /* the taps of a row of the window are one run */
+  /* The taps of a row of the window are one run. Sums of AMX depend on it, so that for them the block has no say. */
+  const int joined = (job->amx ? v->axes[1].dilation : horizontal.tap) == 1 && 2 * v->pixel - v->x->dims[1] <= 1;
   job->runs[0] = v->axes[0].kernel, job->runs[1] = joined ? 1 : v->axes[1].kernel;
   job->pairs = bf16_pairs(v->x->dims[1]) * (joined ? v->axes[1].kernel : 1);
   job->run_step[0] = vertical.tap * line, job->run_step[1] = horizontal.tap * v->pixel;
@@ -160,6 +161,7 @@ static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, 
   const int64_t lines = one ? 1 : rows, length = one ? rows * columns : columns, blocks = (length + job->most - 1) / job->most, all = lines * blocks;
   const int64_t terms = job->panel / ASPEN_NR, panels = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR;
   const int64_t share = all > 1 ? job->panel * 4 / all : 0; /* of the next panel, which each block brings nearer */
+  float sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
   for (int64_t panel = c->lo[1] / ASPEN_NR; panel < panels; panel++) {
     const int64_t column = panel * ASPEN_NR;
     const uint32_t *b = (const uint32_t *)v->w->ptr + panel * job->panel;
@@ -173,7 +175,11 @@ static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, 
         block.residual[r] = v->residual ? pixel_of(v->residual, n, row, ow + z) : NULL;
         if (++z == columns) z = 0, row++;
       }
-      FN(bf16_block)(job, &block, copy + y * line_step + at * job->a_step, b, column, max64(c->lo[1], column), min64(c->hi[1], column + ASPEN_NR));
+      const uint32_t *a = copy + y * line_step + at * job->a_step;
+      const int strip = job->amx ? amx_strip(length, blocks, i % blocks) : 0;
+      if (strip) FN(bf16_strip)(job, strip, a, b, made = sums);
+      FN(bf16_block)(job, &block, a, b, made, column, max64(c->lo[1], column), min64(c->hi[1], column + ASPEN_NR));
+      if (made) made += block.rows * ASPEN_NR;
     }
   }
 }
@@ -186,7 +192,7 @@ int FN(bconv)(const aspen_call *c) {
   bf16_job job = {.finish = {.out_stride = v.out->strides[1], .bias_stride = v.bias ? v.bias->strides[0] : 1,
                               .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1.0f, .one_bias = 1},
                    .panel = v.w->dims[1] * ASPEN_NR};
-  FN(bf16_open)(&job);
+  FN(bf16_open)(&job, c->params[15]);
   if (FN(mm_prepare)(&job.finish, c->params + 8) || epilogue_scale(c, 4, v.out->dims[1], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   job.finish.epilogue.past = (uint8_t)stores_past(c, 1);
@@ -207,6 +213,7 @@ int FN(bconv)(const aspen_call *c) {
         *m = (cached){image, {oh, ow}, {oh + height, ow + width}};
         multiply_block(&v, &job, copy, c, n, oh, height, ow, width);
       }
+  amx_done(job.amx);
   stores_done(c);
   return 0;
 }

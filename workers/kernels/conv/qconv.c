@@ -143,6 +143,8 @@ int FN(qconv)(const aspen_call *c) {
   p.line_step = w.stride[0] * p.row_step, p.step = w.stride[1] * p.column_step;
   job.a_step = p.step;
   job.groups = int8_groups(channels) * p.joined;
+  job.runs[0] = w.kernel[0], job.runs[1] = w.kernel[1] / p.joined;
+  job.run_step[0] = w.dilation[0] * p.row_step, job.run_step[1] = w.dilation[1] * p.column_step;
   job.panel = INT8_HEADER + p.runs * job.groups * INT8_PANEL_GROUP;
   const int one_line = p.line_step == width * p.step && in_line(out, width) && in_line(residual, width) && in_line(factor, width);
   const int64_t lines = one_line ? 1 : height, length = one_line ? height * width : width;
@@ -150,6 +152,7 @@ int FN(qconv)(const aspen_call *c) {
   const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
   /* of the next panel, which each block brings nearer */
   const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0;
+  int32_t sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
   for (int64_t image = c->lo[0]; image < c->hi[0]; image++) {
     const uint8_t *from = (const uint8_t *)x->ptr + image * x->strides[0];
     p.base = in_place ? from + top * x->strides[2] + left * x->strides[3] : copy;
@@ -162,7 +165,10 @@ int FN(qconv)(const aspen_call *c) {
         const int64_t line = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
         for (int64_t t = 0; t < p.runs; t++) runs[t] = p.base + line * p.line_step + at * p.step + run_at(&w, &p, t);
         const char *next = all > 1 ? panel + job.panel + i * share : NULL;
-        int8_rows rows = {.rows = (int)(end - at), .taps = (int)p.runs, .runs = runs, .next = next, .next_step = groups ? share / groups : 0};
+        const int strip = job.amx ? amx_strip(length, blocks, i % blocks) : 0;
+        if (strip) FN(int8_strip)(&job, strip, runs[0], panel, made = sums);
+        int8_rows rows = {.rows = (int)(end - at), .taps = (int)p.runs, .runs = runs, .sums = made, .next = next,
+                          .next_step = groups ? share / groups : 0};
         const int64_t y = c->lo[2] + line, z = c->lo[3] + at; /* of a single line z runs on */
         for (int r = 0; r < rows.rows; r++) {
           rows.out[r] = out->ptr + size * (image * out->strides[0] + y * out->strides[2] + (z + r) * out->strides[3]);
@@ -173,9 +179,11 @@ int FN(qconv)(const aspen_call *c) {
           rows.rest[r] = job.zeros ? rest[line * length + at + r] : 0;
         }
         FN(int8_block)(&job, &rows, panel, column, n, last);
+        if (made) made += rows.rows * ASPEN_NR;
       }
       n = last;
     }
   }
+  amx_done(job.amx);
   return 0;
 }

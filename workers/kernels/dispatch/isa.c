@@ -3,6 +3,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "dispatch/isa.h"
@@ -53,10 +55,11 @@ int aspen_isa_halves(void) {
 #endif
 }
 
-static int is_off(const char *variable) {
+static int is_set(const char *variable, const char *value) {
   const char *setting = getenv(variable);
-  return setting && !strcmp(setting, "off");
+  return setting && !strcmp(setting, value);
 }
+static int is_off(const char *variable) { return is_set(variable, "off"); }
 
 static int has_vnni(enum aspen_isa isa) {
   if (is_off("ASPEN_MP_VNNI")) return 0;
@@ -94,6 +97,45 @@ int aspen_isa_bf16(enum aspen_isa isa) {
   static signed char known[ASPEN_N_ISA]; /* as above */
   if (!known[isa]) known[isa] = has_bf16(isa) ? 1 : -1;
   return known[isa] > 0;
+}
+
+#if defined(__x86_64__) && defined(ASPEN_AMX)
+enum { XCOMP_SUPPORTED = 0x1021, XCOMP_ASK = 0x1023, XCOMP_REGISTERS = 18 }; /* of arch_prctl, which libraries do not know */
+
+/* Whether CPU and operating system have AMX: registers, for bytes and bf16, as large as amx.h has them. */
+static int has_amx(enum aspen_isa isa) {
+  const unsigned needed = 1u << 22 | 1u << 24 | 1u << 25, saved = 3u << 17;
+  unsigned a, b, c, d, xcr_lo, xcr_hi;
+  if (isa != ASPEN_ISA_AVX512 || !aspen_isa_supported(isa)) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & needed) != needed) return 0;
+  __asm__ volatile("xgetbv" : "=a"(xcr_lo), "=d"(xcr_hi) : "c"(0));
+  if ((xcr_lo & saved) != saved) return 0;
+  if (!__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) || b >> 16 < 8 || (b & 0xffff) < 64 || (c & 0xffff) < 16) return 0;
+  unsigned long features = 0;
+  return !syscall(SYS_arch_prctl, XCOMP_SUPPORTED, &features) && (features & 1ul << XCOMP_REGISTERS);
+}
+
+/* A process keeps what it was permitted, and its children by fork have it, too. */
+static int may_use_amx(enum aspen_isa isa) { return has_amx(isa) && !syscall(SYS_arch_prctl, XCOMP_ASK, XCOMP_REGISTERS); }
+#else
+static int has_amx(enum aspen_isa isa) { return 0; }
+static int may_use_amx(enum aspen_isa isa) { return 0; }
+#endif
+
+int aspen_isa_amx_sums(enum aspen_isa isa) {
+  return is_set("ASPEN_MP_AMX", "twin") || (is_set("ASPEN_MP_AMX", "on") && has_amx(isa));
+}
+
+enum aspen_amx aspen_isa_amx(enum aspen_isa isa, int needed) {
+  static signed char known[2][ASPEN_N_ISA]; /* as above; 1 more than the answer */
+  needed = needed != 0;
+  if (!known[needed][isa]) {
+    enum aspen_amx how = needed ? ASPEN_AMX_TWIN : ASPEN_AMX_OFF;
+    if (is_set("ASPEN_MP_AMX", "twin")) how = ASPEN_AMX_TWIN;
+    else if ((needed || is_set("ASPEN_MP_AMX", "on")) && may_use_amx(isa)) how = ASPEN_AMX_REAL;
+    known[needed][isa] = (signed char)(how + 1);
+  }
+  return (enum aspen_amx)(known[needed][isa] - 1);
 }
 
 int aspen_isa_select(const char *name) {

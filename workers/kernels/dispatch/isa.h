@@ -17,6 +17,18 @@ int aspen_isa_vnni(enum aspen_isa isa);
 /* Whether this CPU sums products of pairs of bf16 in one instruction (AVX512_BF16), in vectors of the instruction set, and the compiler
  * knew it. The environment variable ASPEN_MP_BF16=off says no. */
 int aspen_isa_bf16(enum aspen_isa isa);
+/* Whether plans are made for the sums of AMX. With ASPEN_MP_AMX=on they are where CPU and operating system have it beside the instruction
+ * set, and the compiler knew it; with ASPEN_MP_AMX=twin, anywhere. Asks the operating system for nothing. */
+int aspen_isa_amx_sums(enum aspen_isa isa);
+/* How this process computes such sums. The first call asks the operating system for the registers, which it may refuse. */
+enum aspen_amx {
+  ASPEN_AMX_OFF,  /* not at all */
+  ASPEN_AMX_TWIN, /* as portable C does, with the same bits (vector/amx.h) */
+  ASPEN_AMX_REAL  /* by instructions */
+};
+/* needed: a plan has sums of AMX, which have bits of their own: never ASPEN_AMX_OFF. Else other sums have the same bits, and AMX computes
+ * them only where ASPEN_MP_AMX says so. */
+enum aspen_amx aspen_isa_amx(enum aspen_isa isa, int needed);
 const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 
 #endif

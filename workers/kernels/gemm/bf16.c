@@ -39,9 +39,16 @@ INLINE vf pair_with(vf sum, vi a, vi b) { return sum + even(a) * even(b); }   /*
 INLINE vi round_with(vf low, vf high) { return vbits(low) & vbits(high); } /* nor this */
 #endif
 
-void FN(bf16_open)(bf16_job *job) {
+void FN(bf16_open)(bf16_job *job, int64_t amx) {
   job->with = aspen_isa_bf16(OWN_ISA);
-  job->most = job->with ? ROWS_WITH : ROWS_WITHOUT;
+  job->amx = amx ? aspen_isa_amx(OWN_ISA, 1) : ASPEN_AMX_OFF;
+  job->most = job->amx ? MM_ROWS : job->with ? ROWS_WITH : ROWS_WITHOUT;
+}
+
+/* As the instruction rounds: denormal numbers before, which might round up to a normal one, are zeros. */
+INLINE uint32_t round_one(const bf16_job *job, float x) {
+  const uint32_t bits = half_bits(x);
+  return f32_to_bf16(job->amx && !(bits & 0x7f800000) ? half_float(bits & 0x80000000) : x);
 }
 
 void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_t n) {
@@ -52,8 +59,8 @@ void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_
     if (left) vistore_part((int32_t *)to + i / 2, round_with(vload_part(from + i, left), vload_part(from + i + VL, second)), bf16_pairs(left));
     return;
   }
-  for (int64_t i = 0; i + 1 < n; i += 2) to[i / 2] = f32_to_bf16(from[i]) | (uint32_t)f32_to_bf16(from[i + 1]) << 16;
-  if (n % 2) to[n / 2] = f32_to_bf16(from[n - 1]);
+  for (int64_t i = 0; i + 1 < n; i += 2) to[i / 2] = round_one(job, from[i]) | round_one(job, from[i + 1]) << 16;
+  if (n % 2) to[n / 2] = round_one(job, from[n - 1]);
 }
 
 /* A pair of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. */
@@ -118,7 +125,21 @@ static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, mult
 #define multiply_with multiply_without
 #endif
 
-void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last) {
+void FN(bf16_strip)(bf16_job *job, int rows, const uint32_t *a, const uint32_t *panel, float *sums) {
+  const int64_t word = sizeof *a;
+  const amx_terms terms = {job->pairs,
+                           {job->runs[0], job->runs[1]},
+                           {job->run_step[0] * word, job->run_step[1] * word},
+                           job->a_step * word};
+  amx_sums_as(job->amx, AMX_BF16, &terms, &job->use, rows, (const char *)a, (const char *)panel, sums);
+}
+
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column,
+                    int64_t first, int64_t last) {
+  if (sums) {
+    FN(mm_finish)(&job->finish, rows, sums, column, first, last);
+    return;
+  }
   const int r = rows->rows - 1;
   /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
   multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r];

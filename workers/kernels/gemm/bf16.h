@@ -4,10 +4,13 @@
  * at even distances. Right factors come in panels of ASPEN_NR columns, panel[run][pair][column], words too. Behind the last of an odd
  * number of terms is a zero. Every output element is summed in ascending order of its pairs, from zero on, in whatever block it lies. The
  * processor adds a pair in one instruction (AVX512_BF16, aspen_isa_bf16: no denormal numbers), or by two multiply-adds, the odd term first.
+ *
+ * Plans may ask for the sums of AMX instead, which have another order (amx_sums.h). Blocks of rows are then summed together, in strips,
+ * and every processor makes the same bits.
  */
 #ifndef ASPEN_BF16_H
 #define ASPEN_BF16_H
-#include "gemm/mm.h"
+#include "gemm/amx_sums.h"
 
 #define BF16_PANEL_BYTES (ASPEN_NR * 4) /* of a pair of a panel */
 
@@ -21,6 +24,8 @@ typedef struct bf16_job {
   int64_t panel;        /* words of a panel */
   int with;             /* the processor has the instruction */
   int most;             /* rows of a block */
+  enum aspen_amx amx;   /* whether strips are summed first, and how */
+  amx_use use;
 } bf16_job;
 
 INLINE int64_t bf16_pairs(int64_t terms) { return (terms + 1) / 2; }
@@ -32,14 +37,19 @@ INLINE int64_t bf16_step(int64_t terms) {
   return words % BF16_SET ? words : words + 16;
 }
 
-/* Fills in `with` and `most`. */
-void FN(bf16_open)(bf16_job *job);
+/* Fills in `with`, `most` and, if the plan has the sums of AMX, `amx`. */
+void FN(bf16_open)(bf16_job *job, int64_t amx);
 
-/* Rounds n terms to bf16, to nearest even: bf16_pairs(n) words. */
+/* Rounds n terms to bf16, to nearest even: bf16_pairs(n) words. With the instruction, and for AMX, denormal ones are zeros. */
 void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_t n);
 
+/* sums[rows][ASPEN_NR] of the rows of a strip (amx_strip), the first at `a`, times the panel. */
+void FN(bf16_strip)(bf16_job *job, int rows, const uint32_t *a, const uint32_t *panel, float *sums);
+
 /* rows->rows rows from `a` on times columns [first, last) of the panel at `column`. Used of `rows`: the fields of the epilogue (mm.h), and
- * `next`, which is brought nearer meanwhile, `next_step` bytes a pair. */
-void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last);
+ * `next`, which is brought nearer meanwhile, `next_step` bytes a pair. sums: those of the block, of a strip, which may be overwritten;
+ * NULL: they are to be made. */
+void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column,
+                    int64_t first, int64_t last);
 
 #endif

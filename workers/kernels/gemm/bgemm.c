@@ -91,11 +91,12 @@ static void round_row(const bf16_job *job, uint32_t *to, const float *from, int6
 }
 
 /* All columns of the box, of a block of rows. */
-static void multiply_block(const aspen_call *c, const bf16_job *job, const row_place *places, const uint32_t *copy, int64_t rows) {
+static void multiply_block(const aspen_call *c, bf16_job *job, const row_place *places, const uint32_t *copy, int64_t rows) {
   const aspen_arg *b = &c->args[2];
   const int n_axis = c->args[0].rank - 1;
   const int64_t blocks = (rows + job->most - 1) / job->most, n_hi = c->hi[n_axis];
   const int64_t share = blocks > 1 ? job->panel * 4 / blocks : 0; /* of the next panel, which each block brings nearer */
+  float sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
   for (int64_t n = c->lo[n_axis]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
     const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
     const uint32_t *panel = (const uint32_t *)b->ptr + column / ASPEN_NR * job->panel;
@@ -106,7 +107,10 @@ static void multiply_block(const aspen_call *c, const bf16_job *job, const row_p
         const row_place *p = places + row + r;
         block.out[r] = p->out, block.bias[r] = p->bias, block.residual[r] = p->residual;
       }
-      FN(bf16_block)(job, &block, copy + row * job->a_step, panel, column, n, last);
+      const int strip = job->amx ? amx_strip(rows, blocks, i) : 0;
+      if (strip) FN(bf16_strip)(job, strip, copy + row * job->a_step, panel, made = sums);
+      FN(bf16_block)(job, &block, copy + row * job->a_step, panel, made, column, n, last);
+      if (made) made += block.rows * ASPEN_NR;
       row += block.rows;
     }
     n = last;
@@ -135,7 +139,7 @@ int FN(bgemm)(const aspen_call *c) {
                               .one_bias = (uint8_t)one_bias},
                    .pairs = bf16_pairs(terms), .runs = {1, 1}, .a_step = bf16_step(terms), .panel = bf16_pairs(terms) * ASPEN_NR};
   job.finish.scaled = job.finish.alpha != 1.0f;
-  FN(bf16_open)(&job);
+  FN(bf16_open)(&job, c->params[5]);
   if (FN(mm_prepare)(&job.finish, c->params + 1) || epilogue_scale(c, 4, out->dims[n_axis], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   job.finish.epilogue.past = (uint8_t)stores_past(c, n_axis);
@@ -159,6 +163,7 @@ int FN(bgemm)(const aspen_call *c) {
   }
   if (rows <= most) *m = wanted;
   else *m = (cached){0};
+  amx_done(job.amx);
   stores_done(c);
   return 0;
 }

@@ -327,8 +327,13 @@ static void finish(const int8_job *job, const int8_rows *rows, float *sums, int6
   if (bytes) store_bytes(job, rows, values, column, first, last);
 }
 
+void FN(int8_strip)(int8_job *job, int rows, const uint8_t *a, const char *panel, int32_t *sums) {
+  const amx_terms terms = {job->groups, {job->runs[0], job->runs[1]}, {job->run_step[0], job->run_step[1]}, job->a_step};
+  amx_sums_as(job->amx, AMX_BYTES, &terms, &job->use, rows, (const char *)a, panel + INT8_HEADER, sums);
+}
+
 void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
-  int32_t sums[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
+  int32_t made[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64))), *const sums = rows->sums ? rows->sums : made;
   const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
   int left = 0; /* there are columns whose epilogue is to come */
   for (int at = 0; at < ASPEN_NR; at += WIDTH) {
@@ -340,7 +345,7 @@ void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *pane
 #else
     multiply_fn *f = multiply_without[n - 1];
 #endif
-    f(job, rows, b, sums + at);
+    if (!rows->sums) f(job, rows, b, sums + at);
     if (side_by_side && column >= first && column + ASPEN_NR <= last) {
       straight_for(job, rows)(job, rows, header, column + at, sums + at);
       continue;
@@ -366,13 +371,14 @@ int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, co
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
   *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
-                    .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA)};
+                    .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA),
+                    .amx = aspen_isa_amx(OWN_ISA, 0), .runs = {1, 1}};
   if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
     return ASPEN_KERNEL_BAD_ARGUMENT;
   const aspen_arg *operands[] = {bias, residual, factor};
   for (int i = 0; i < 3; i++)
     if (operands[i]->dtype && (operands[i]->dtype != ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  job->most = job->with ? ROWS_WITH : ROWS_WITHOUT;
+  job->most = job->amx ? MM_ROWS : job->with ? ROWS_WITH : ROWS_WITHOUT;
   job->reciprocal = 1.0f / job->scale;
   job->zero = (float)last[5];
   job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;

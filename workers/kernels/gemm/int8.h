@@ -3,14 +3,14 @@
  * Left factors are rows of unsigned bytes: `taps` runs of whole groups of four terms each. Signed ones have 128 added, and so has their
  * zero point. Right factors are packed in panels: three rows of 32-bit numbers, then groups of four signed bytes for each column. The rows
  * are the columns' sums over all terms, their zero points y and their constants. Processors multiply and sum such groups in one instruction
- * (VNNI), four products a lane; others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same
- * everywhere.
+ * (VNNI), four products a lane; others do it in two sums of pairs. AMX sums blocks of rows together, in strips (amx_sums.h). Sums of
+ * integers are exact in any order, so the bits are the same everywhere.
  *
  * Zero points come off afterwards: sum (a - z)(b - y) = sum a b - z sum b - (sum a - K z) y, K terms.
  */
 #ifndef ASPEN_INT8_H
 #define ASPEN_INT8_H
-#include "gemm/mm.h"
+#include "gemm/amx_sums.h"
 
 enum {
   INT8_GROUP = ASPEN_BYTES_GROUP,         /* terms side by side */
@@ -34,12 +34,17 @@ typedef struct int8_job {
   uint8_t divide;        /* by scale: the reciprocal is not good enough */
   uint8_t levelled;      /* the epilogue rounds to levels, and that of their step is */
   int most;              /* rows of a block */
+  enum aspen_amx amx;    /* whether strips are summed first, and how */
+  int64_t runs[2];       /* of a row of such a strip, outer and inner; 1 and 1 if nobody says */
+  int64_t run_step[2];   /* bytes between them */
+  amx_use use;
 } int8_job;
 
 /* The rows of a block. Pointers are those of column 0; bias, residual and factor are NULL in row 0 or in none. */
 typedef struct int8_rows {
   int rows, taps;
   const uint8_t *const *runs; /* [taps], of the first row */
+  int32_t *sums;              /* [rows][ASPEN_NR], of a strip, which may be overwritten; NULL: they are to be made */
   char *out[MM_MAX_ROWS];
   const float *bias[MM_MAX_ROWS], *residual[MM_MAX_ROWS], *factor[MM_MAX_ROWS];
   uint32_t zero[MM_MAX_ROWS], rest[MM_MAX_ROWS]; /* z, and sum a - K z (read where there are zero points of columns) */
@@ -49,10 +54,13 @@ typedef struct int8_rows {
 
 INLINE int64_t int8_groups(int64_t terms) { return (terms + INT8_GROUP - 1) / INT8_GROUP; }
 
-/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`.
- * The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+/* Fills in all but groups, a_step, panel and runs, from the output, bias, residual and factor (or absent ones), whose columns lie along
+ * `axis`. The parameters are y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last);
+
+/* sums[rows][ASPEN_NR] of the rows of a strip (amx_strip), the first at `a`, times the panel. */
+void FN(int8_strip)(int8_job *job, int rows, const uint8_t *a, const char *panel, int32_t *sums);
 
 /* The block times columns [first, last) of the panel at `column`. */
 void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last);

@@ -30,9 +30,9 @@ size_t aspen_scratch_qgemm(const aspen_call *c) {
 #endif
 
 /* Rows [row, row + n) of the tile times columns [first, last) of the panel at `column`. */
-static void block(const int8_job *job, const row_place *places, int n, const char *panel, const char *next, int64_t next_step, int64_t column,
-                  int64_t first, int64_t last) {
-  int8_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step};
+static void block(const int8_job *job, const row_place *places, int n, const char *panel, int32_t *sums, const char *next, int64_t next_step,
+                  int64_t column, int64_t first, int64_t last) {
+  int8_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .sums = sums, .next = next, .next_step = next_step};
   for (int r = 0; r < n; r++) {
     const row_place *p = places + r;
     rows.out[r] = p->out, rows.bias[r] = p->bias, rows.residual[r] = p->residual, rows.factor[r] = p->factor;
@@ -115,16 +115,21 @@ int FN(qgemm)(const aspen_call *c) {
   job.panel = INT8_HEADER + groups * INT8_PANEL_GROUP;
   const int64_t blocks = (rows + job.most - 1) / job.most, n_hi = c->hi[n_axis];
   const int64_t share = blocks > 1 ? job.panel / blocks / 64 * 64 : 0; /* of the next panel, which each block brings nearer */
+  int32_t sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
   for (int64_t n = c->lo[n_axis]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
     const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
     const char *panel = b->ptr + column / ASPEN_NR * job.panel;
     for (int64_t i = 0, row = 0; i < blocks; i++) {
       const int64_t end = mm_cut(rows, blocks, i + 1);
       const char *next = blocks > 1 ? panel + job.panel + i * share : NULL;
-      block(&job, places + row, (int)(end - row), panel, next, share / (groups ? groups : 1), column, n, last);
+      const int strip = job.amx ? amx_strip(rows, blocks, i) : 0;
+      if (strip) FN(int8_strip)(&job, strip, places[row].a, panel, made = sums);
+      block(&job, places + row, (int)(end - row), panel, made, next, share / (groups ? groups : 1), column, n, last);
+      if (made) made += (end - row) * ASPEN_NR;
       row = end;
     }
     n = last;
   }
+  amx_done(job.amx);
   return 0;
 }

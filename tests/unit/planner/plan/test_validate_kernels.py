@@ -180,6 +180,7 @@ def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None
     [
         ("activation", param("BGEMM", 1, 1000)),
         ("residual_last", param("BGEMM", 4, 3)),
+        ("amx", param("BGEMM", 5, 2)),
         ("dtype of the output", operand("BGEMM", 0, "dtype", DTYPES["I32"])),
         ("dtype of input 0", operand("BGEMM", 1, "dtype", DTYPES["I32"])),
         ("shape of input 0", operand("BGEMM", 1, "dims", [[2, 19, 40, 0, 0, 0, 0, 0]])),
@@ -205,6 +206,7 @@ def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None
         ("activation", param("BCONV", 8, 1000)),
         ("residual_last", param("BCONV", 11, 2)),
         ("activation", param("BCONV", 12, 1000)),
+        ("amx", param("BCONV", 15, -1)),
         ("dtype of the output", operand("BCONV", 0, "dtype", DTYPES["U32"])),
         ("rank of the output", operand("BCONV", 0, "rank", 3)),
         ("dtype of input 0", operand("BCONV", 1, "dtype", DTYPES["BOOL"])),
