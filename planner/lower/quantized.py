@@ -87,6 +87,13 @@ def _fake_quantize(b: Builder, node: Node) -> Tensor:
     return b.unary("FAKE_QUANTIZE", data(node), node.attrs["scale"], node.attrs["lowest"])
 
 
+@rule("LookUp")
+def _look_up(b: Builder, node: Node) -> Tensor:
+    """A function of our own: `passes.byte_tables`."""
+    x = data(node)
+    return b.emit("LOOKUP", [x, data(node, 1)], x.shape, node.output.dtype)
+
+
 @rule("MatMulInteger")
 def _matmul_integer(b: Builder, node: Node) -> Tensor:
     return _product(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))

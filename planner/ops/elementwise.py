@@ -46,6 +46,8 @@ def all_of_it(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return whole(shape, len(lo))
 
 
+LEVELS = 256
+"""The values of a byte."""
 _LEVELS = {DTYPES[name] for name in ("I8", "U8", "I16", "U16")}
 
 
@@ -98,6 +100,21 @@ def _dequantize_checks(call: Call) -> None:
     _levels_of(call, x.dtype)
 
 
+def _lookup_checks(call: Call) -> None:
+    x, table, bytes_ = call.input(0), call.input(1), {DTYPES["I8"], DTYPES["U8"]}
+    need(x.dtype in bytes_, "dtype of input 0", x.dtype, sorted(bytes_))
+    need(call.out.dtype in bytes_ | {F32}, "dtype of the output", call.out.dtype, sorted(bytes_ | {F32}))
+    shaped(x, call.out.shape, "shape of input 0")
+    need(table.dtype == call.out.dtype, "dtype of input 1", table.dtype, call.out.dtype)
+    need(table.shape == (LEVELS,), "shape of input 1", table.shape, (LEVELS,))
+    need(table.dense, "strides of input 1", "others", "dense ones")
+
+
+def _looked_up(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """The same elements, and the whole table."""
+    return whole(shape, len(lo)) if i == 1 else broadcast(shape, lo, hi)
+
+
 def _function_ns(node: Node) -> float:
     return FUNCTION_NS.get(node.attrs["opcode"], PLAIN_NS)
 
@@ -128,6 +145,15 @@ SPECS = (
     _spec(COPY, "x", _same_dtype_checks, each(0.1)),
     _spec("QUANTIZE", "x scale zero?", _quantize_checks, each(0.07), integer("times", "multiply with the scale, do not divide by it")),
     _spec("DEQUANTIZE", "x scale zero?", _dequantize_checks, each(0.03)),
+    OpSpec(
+        name="LOOKUP",
+        inputs=(Input("x", seen=Seen.OUTPUT), Input("table", "[256], a value for each byte, the lowest first")),
+        region=_looked_up,
+        checks=_lookup_checks,
+        layout=Layout.SPREADS,
+        batch_rank=1,
+        cost=Cost(element_ns=each(0.1)),
+    ),
     OpSpec(name=OPAQUE, outputs=0, region=all_of_it, layout=Layout.ANY),
 )
 """The last one is any sub-graph. Its attribute ``model`` is a serialised ModelProto whose graph inputs and outputs are the node's, in

@@ -90,7 +90,8 @@
   X(DUELS, 50, 4, 4, 0, 1)                                                                                                         \
   X(COUPLE, 51, 3, 3, 0, 1)                                                                                            \
   X(DGEMM, 52, 2, 3, 5, 1)                                                                                                         \
-  X(STACK, 53, 1, 100, 65535, 65535) /* any number of parameters and outputs */
+  X(STACK, 53, 1, 100, 65535, 65535) /* any number of parameters and outputs */                                                    \
+  X(LOOKUP, 54, 2, 2, 0, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -212,6 +212,11 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * DEQUANTIZE: out = (X - zero) * scale, f32.
  * - in X (i8, u8, i16, u16, i32), scale (f32), zero? (dtype of X): the rank of out, broadcast by stride 0.
  *
+ * LOOKUP: out = table[X], where the lowest value of X has the first entry.
+ * - in X (u8, i8): the rank of out, broadcast by stride 0. table[256] (dtype of out), dense.
+ * - out: i8, u8, f32.
+ * - There are no params.
+ *
  * MINMAX: out[blocks, 2], f32: least and greatest of 0 and a block's elements of X (f32); both NaN where an element is.
  * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients).
  * - params: axis.

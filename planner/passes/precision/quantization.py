@@ -14,6 +14,7 @@ import numpy.typing as npt
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.reasons import Reason, Tried
+from aspen_mp.planner.passes.precision.byte_tables import LOOK_UP
 
 INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
@@ -148,13 +149,13 @@ def round_to_levels(graph: Graph) -> None:
     if not graph.has("DequantizeLinear"):
         return
     producer = graph.producers()
-    stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS}
+    stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS or node.op == LOOK_UP}
     kept: list[Node] = []
     outputs, replaced = set(graph.outputs), dict[Tensor, Tensor]()
     for node in graph.nodes:
         if replaced:
             node.inputs = [None if t is None else replaced.get(t, t) for t in node.inputs]
-        there = bool(node.inputs) and node.inputs[0] in stored  # the product reads it anyway, so it is less to read
+        there = bool(node.inputs) and node.inputs[0] in stored  # it is read anyway, so it is less to read
         levels = None if there else _levels(node, producer)
         if levels is not None:
             x, scale, lowest = levels

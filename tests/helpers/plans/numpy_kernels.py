@@ -373,6 +373,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "COPY": lambda out, p, x: x,
     "CAST": lambda out, p, x: x,
     "QUANTIZE": _quantize,
+    "LOOKUP": lambda out, p, x, table: table[x.astype(np.int64) - np.iinfo(x.dtype).min],
     "DEQUANTIZE": lambda out, p, x, scale, zero: (x.astype(np.float64) - zero) * scale,
     "MINMAX": _minmax,
     "QPARAMS": _qparams,

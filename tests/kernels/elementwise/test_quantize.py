@@ -92,6 +92,19 @@ def test_dequantize(isa, seed, shape, dtype, plain):
     check_tiles(rng, result, "DEQUANTIZE", out, inputs, [], isa)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), shape=SHAPES, dtype=st.sampled_from(["i1", "u1"]), to=st.sampled_from(["i1", "u1", "f4"]), plain=st.booleans())
+def test_lookup(isa, seed, shape, dtype, to, plain):
+    rng = np.random.default_rng(seed)
+    x = broadcast(rng, whole(rng, stretched(rng, shape, 0.05), np.dtype(dtype)), shape, plain)
+    table = reals(rng, [256]) if to == "f4" else whole(rng, [256], np.dtype(to))
+    out = layout(rng, shape, np.dtype(to), plain)
+    result = run("LOOKUP", out, [x, table], [], isa=isa)
+    check_equal(result, table[x.astype(np.int64) - np.iinfo(x.dtype).min])
+    check_tiles(rng, result, "LOOKUP", out, [x, table], [], isa)
+
+
 def chain(isa: str, x: np.ndarray, scale: np.ndarray, zero: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The same by kernels of one operation each."""
 
@@ -205,6 +218,10 @@ def test_refused(isa):
         ("QUANTIZE", [u, f, f, i], [0]),
         ("QUANTIZE", [q, f, f], [0]),
         ("QUANTIZE", [f, f, f], [0]),
+        ("LOOKUP", [u, u, u[:255]], []),
+        ("LOOKUP", [u, f, u], []),
+        ("LOOKUP", [f, u, u], []),
+        ("LOOKUP", [d, u, d], []),
         ("DEQUANTIZE", [f, f, f], []),
         ("DEQUANTIZE", [d, u, f], []),
         ("DEQUANTIZE", [f, u, f, i], []),

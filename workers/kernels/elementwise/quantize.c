@@ -1,4 +1,4 @@
-/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back. MINMAX, QPARAMS: the scale and zero point that fit a tensor.
+/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back. LOOKUP: any function of bytes, as a table. MINMAX, QPARAMS: the scale and zero point that fit a tensor.
  *
  * Each is one pass over memory. It has the operations of the chain of kernels that it replaces, in the same order: division (or product),
  * rounding to even, sum, limits, conversion. NaN becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
@@ -185,6 +185,39 @@ int FN(dequantize)(const aspen_call *c) {
   const row_fn fn = c->args[0].dtype == ASPEN_DT_F32 ? dequantizer(c->args[1].dtype) : NULL;
   const int inputs = inputs_of(c, c->args[1].dtype);
   return fn && inputs ? over_box(c, inputs, fn, 0) : ASPEN_KERNEL_BAD_ARGUMENT;
+}
+
+/* ---- LOOKUP ---- */
+
+enum { LEVELS = 256 };
+
+/* A whole row, whatever its elements' distances are. `least`: 128 for signed bytes, whose lowest level is the first of the table. */
+#define LOOK_UP(T)                                                                                             \
+  static void look_up_##T(const nd *it, const T *table, unsigned least) {                                      \
+    const int64_t n = nd_row(it), to = nd_step(it, 0), from = nd_step(it, 1);                                  \
+    char *out = it->ptr[0];                                                                                    \
+    const uint8_t *x = (const uint8_t *)it->ptr[1];                                                            \
+    if (to == (int64_t)sizeof(T) && from == 1)                                                                 \
+      for (int64_t i = 0; i < n; i++) ((T *)out)[i] = table[x[i] ^ least];                                     \
+    else                                                                                                       \
+      for (int64_t i = 0; i < n; i++) *(T *)(out + i * to) = table[x[i * from] ^ least];                       \
+  }
+LOOK_UP(uint8_t)
+LOOK_UP(uint32_t)
+
+int FN(lookup)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *x = &c->args[1], *table = &c->args[2];
+  const int bytes = out->dtype == ASPEN_DT_U8 || out->dtype == ASPEN_DT_I8;
+  if ((x->dtype != ASPEN_DT_U8 && x->dtype != ASPEN_DT_I8) || (!bytes && out->dtype != ASPEN_DT_F32)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (table->dtype != out->dtype || table->rank != 1 || table->dims[0] != LEVELS || table->strides[0] != 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const unsigned least = x->dtype == ASPEN_DT_I8 ? LEVELS / 2 : 0;
+  nd it;
+  if (!nd_open(&it, c, 1)) return ASPEN_KERNEL_OK;
+  do
+    if (bytes) look_up_uint8_t(&it, (const uint8_t *)table->ptr, least);
+    else look_up_uint32_t(&it, (const uint32_t *)table->ptr, least);
+  while (nd_next(&it));
+  return ASPEN_KERNEL_OK;
 }
 
 /* ---- MINMAX ---- */
