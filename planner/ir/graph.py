@@ -166,6 +166,15 @@ class Graph:
                     counts[tensor] = counts.get(tensor, 0) + 1
         return counts
 
+    def read_nodes(self) -> list[Node]:
+        """The nodes of which anything is read, in their order."""
+        read, found = set(self.outputs), []
+        for node in reversed(self.nodes):
+            if not node.outputs or any(t in read for t in node.outputs):
+                found.append(node)
+                read.update(t for t in node.inputs if t is not None)
+        return found[::-1]
+
     def producers(self) -> dict[Tensor, Node]:
         """For every result, the node that gives it."""
         return {tensor: node for node in self.nodes for tensor in node.outputs}

@@ -34,7 +34,7 @@ from aspen_mp.planner.passes import (
     weight_prefetch,
 )
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
-from aspen_mp.planner.passes.precision import bf16, byte_tables, half_precision, integer_products, quantization
+from aspen_mp.planner.passes.precision import bf16, byte_moves, byte_tables, half_precision, integer_products, quantization
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
@@ -116,6 +116,7 @@ def _strassen(graph: Graph, request: PassRequest) -> None:
 PASSES: Final[Sequence[Pass]] = (
     Pass("half precision", "operators", lambda graph, request: half_precision.compute_in_f32(graph, RULES)),
     Pass("products of stored bytes", "operators", _stored_products, FUSING, "precision"),
+    _rewrite(byte_moves.move_bytes, "operators"),
     _rewrite(byte_tables.look_up, "operators"),
     _rewrite(quantization.round_to_levels, "operators"),
     _rewrite(batchnorm.fold_affine, "operators"),

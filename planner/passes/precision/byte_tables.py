@@ -1,4 +1,4 @@
-"""Functions of quantised values as tables. What is computed of one tensor of bytes, element by element, has 256 results.
+"""Functions of quantised values as tables. Operators that compute each element of a result from one byte have 256 results.
 
 Tools quantise GELU or SiLU operator by operator, with levels in between. All of these operators together are one table: from bytes to the
 bytes that the next product reads, or to floats. The table's entries are those that the model's operators give, rounding included.
@@ -68,12 +68,12 @@ def look_up(graph: Graph) -> None:
     wanted = dict.fromkeys(_wanted(graph, functions))
     if not wanted:
         return
-    kept = [_replaced(node, functions[node.output]) if node.outputs and node.output in wanted else node for node in graph.nodes]
-    graph.nodes = _alive(kept, graph.outputs)
+    graph.nodes = [_replaced(node, functions[node.output]) if node.outputs and node.output in wanted else node for node in graph.nodes]
+    graph.nodes = graph.read_nodes()
 
 
 def _function(node: Node, functions: dict[Tensor, _Function]) -> _Function | None:
-    """What a node computes, if it is a function of one tensor of bytes."""
+    """The function of one tensor of bytes that a node computes, if it is one."""
     if node.source is None or len(node.outputs) != 1 or node.op not in _CHEAP | _WORTH or not _plain(node):
         return None
     x = node.inputs[0]
@@ -121,13 +121,3 @@ def _replaced(node: Node, function: _Function) -> Node:
 def _told(node: Node) -> Reason:
     tried = (Tried("its operators one by one", "256 results are known before any request"),)
     return Reason("precision", "a table of bytes", "a function of one quantised tensor", tried=tried, node=node.name)
-
-
-def _alive(nodes: list[Node], outputs: list[Tensor]) -> list[Node]:
-    """Without those whose results nobody reads any more."""
-    read, kept = set(outputs), []
-    for node in reversed(nodes):
-        if any(t in read for t in node.outputs) or not node.outputs:
-            kept.append(node)
-            read.update(t for t in node.inputs if t is not None)
-    return kept[::-1]

@@ -79,13 +79,13 @@ def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
         or (bias is not None and not bias.is_const)
     ):
         return None
-    x, parameters = left.inputs[0], _parameters(left)
-    if parameters is None or x.dtype not in _BYTES or weight.values.dtype not in _BYTES or weight.scale.dtype != _F32:
+    x, levels = left.inputs[0], parameters(left)
+    if levels is None or x.dtype not in _BYTES or weight.values.dtype not in _BYTES or weight.scale.dtype != _F32:
         return None
     if x.size == 0 or weight.values.size == 0:
         return None
     rank, attrs = len(x.shape), node.attrs
-    values, factor = weight.values, np.float32(parameters[0]) * weight.scale.value()
+    values, factor = weight.values, np.float32(levels[0]) * weight.scale.value()
     columns, out = rank - 1, 1  # `out`: the weight's axis of columns
     if node.op == "Conv":
         if attrs.get("group", 1) != 1 or rank not in {3, 4}:
@@ -184,7 +184,7 @@ def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, fl
     back = producer.get(node.inputs[0])
     if back is None or back.op != "QuantizeLinear" or back.inputs[0] is None or node.inputs[0].dtype not in _BYTES:
         return None
-    x, there, here = back.inputs[0], _parameters(back), _parameters(node)
+    x, there, here = back.inputs[0], parameters(back), parameters(node)
     if there is None or there != here or x.dtype != _F32 or node.output.dtype != _F32:
         return None
     scale, zero = there
@@ -195,7 +195,7 @@ def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, fl
     return x, scale, lowest
 
 
-def _parameters(node: Node) -> tuple[float, float] | None:
+def parameters(node: Node) -> tuple[float, float] | None:
     """Scale and zero point, where both are known and of one element."""
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if scale is None or not scale.is_const or scale.size != 1 or scale.dtype != _F32:

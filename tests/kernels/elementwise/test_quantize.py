@@ -94,7 +94,13 @@ def test_dequantize(isa, seed, shape, dtype, plain):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=SHAPES, dtype=st.sampled_from(["i1", "u1"]), to=st.sampled_from(["i1", "u1", "f4"]), plain=st.booleans())
+@given(
+    seed=st.integers(0, 2**32),
+    shape=SHAPES,
+    dtype=st.sampled_from(["i1", "u1"]),
+    to=st.sampled_from(["i1", "u1", "f4"]),
+    plain=st.booleans(),
+)
 def test_lookup(isa, seed, shape, dtype, to, plain):
     rng = np.random.default_rng(seed)
     x = broadcast(rng, whole(rng, stretched(rng, shape, 0.05), np.dtype(dtype)), shape, plain)

@@ -1,4 +1,5 @@
-/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back. LOOKUP: any function of bytes, as a table. MINMAX, QPARAMS: the scale and zero point that fit a tensor.
+/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back. LOOKUP: a function of bytes, as a table. MINMAX, QPARAMS: the
+ * scale and zero point that fit a tensor.
  *
  * Each is one pass over memory. It has the operations of the chain of kernels that it replaces, in the same order: division (or product),
  * rounding to even, sum, limits, conversion. NaN becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go

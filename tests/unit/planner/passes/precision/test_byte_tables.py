@@ -1,0 +1,112 @@
+"""Functions of quantised values are tables, and moves of them move bytes: drawn chains as quantisation tools write them, against the
+reference, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from net_tools import Net, check, ops
+
+U8, I8 = np.uint8, np.int8
+FUNCTIONS = ["Sigmoid", "Tanh", "Erf", "HardSwish", "Softplus", "Exp", "Elu", "Abs"]
+SHAPE = (2, 3, 4, 5)
+
+
+class Chain:
+    """A drawn network over one quantised input: functions, scalars and moves, with levels in between."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.net = Net(opset=21, x=SHAPE)
+        self.shape = list(SHAPE)
+
+    def parameters(self) -> tuple[str, str]:
+        kind = [U8, I8][self.rng.integers(2)]
+        info = np.iinfo(kind)
+        scale = np.float32(self.rng.choice([0.01, 0.037, 0.5, 1.0]))
+        return self.net.constant(scale), self.net.constant(kind(self.rng.integers(info.min, info.max + 1)))
+
+    def levels(self, x: str) -> tuple[str, tuple[str, str]]:
+        beside = self.parameters()
+        return self.net("DequantizeLinear", self.net("QuantizeLinear", x, *beside), *beside), beside
+
+    def again(self, x: str, beside: tuple[str, str]) -> str:
+        return self.net("DequantizeLinear", self.net("QuantizeLinear", x, *beside), *beside)
+
+    def moved(self, x: str) -> str:
+        if self.rng.random() < 0.5:
+            order = self.rng.permutation(len(self.shape)).tolist()
+            self.shape = [self.shape[k] for k in order]
+            return self.net("Transpose", x, perm=order)
+        self.shape = [self.shape[0] * self.shape[1], *self.shape[2:]] if len(self.shape) > 2 else [*self.shape, 1]
+        return self.net("Reshape", x, self.net.constant(np.array(self.shape, np.int64)))
+
+    def function(self, x: str) -> str:
+        """A function of one argument, or of it and its own result, with levels in between or without."""
+        y = self.net(str(self.rng.choice(FUNCTIONS)), x)
+        if self.rng.random() < 0.6:
+            y, _ = self.levels(y)
+        if self.rng.random() < 0.6:
+            y = self.net(str(self.rng.choice(["Mul", "Add", "Sub"])), x, y)
+        if self.rng.random() < 0.4:
+            y = self.net(str(self.rng.choice(["Mul", "Add", "Div"])), y, self.net.constant(np.float32(self.rng.choice([0.5, 1.7, 3.0]))))
+        return y
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn_chains(seed: int) -> None:
+    chain = Chain(seed)
+    y, beside = chain.levels("x")
+    for _ in range(int(chain.rng.integers(1, 5))):
+        if chain.rng.random() < 0.5:
+            y = chain.again(chain.moved(y), beside)
+        y, beside = chain.levels(chain.function(y))
+    nodes = check(chain.net, y, scale=3.0, tolerance=0, reference=True)
+    assert set(ops(nodes)) <= {"QUANTIZE", "LOOKUP", "DEQUANTIZE", "COPY", "view.reshape", "view.transpose"}
+    assert ops(nodes).count("QUANTIZE") == 1
+
+
+def test_a_function_that_nobody_quantises_gives_floats() -> None:
+    chain = Chain(3)
+    y, _ = chain.levels("x")
+    nodes = check(chain.net, chain.net("Tanh", y), scale=3.0, tolerance=0, reference=True)
+    assert ops(nodes) == ["QUANTIZE", "LOOKUP"]
+    assert nodes[-1].output.dtype == np.float32
+
+
+def test_cheap_functions_stay_beside_their_neighbours() -> None:
+    chain = Chain(4)
+    y, beside = chain.levels("x")
+    nodes = check(chain.net, chain.again(chain.net("Relu", y), beside), scale=3.0, tolerance=0, reference=True)
+    assert "LOOKUP" not in ops(nodes)
+
+
+@pytest.mark.parametrize("other", ["channels", "tensor"])
+def test_functions_of_more_than_one_tensor_are_none(other: str) -> None:
+    """A scale for each channel, or another tensor beside."""
+    chain = Chain(5)
+    y, _ = chain.levels("x")
+    if other == "channels":
+        y = chain.net("Mul", chain.net("Sigmoid", y), chain.net.constant(np.float32([[[1.0]], [[2.0]], [[3.0]]])))
+    else:
+        y = chain.net("Mul", chain.net("Sigmoid", y), "x")
+    nodes = check(chain.net, y, scale=3.0, tolerance=1e-6, reference=True)
+    (table,) = [node for node in nodes if node.op == "LOOKUP"]
+    assert table.output.dtype == np.float32, "the sigmoid alone"
+
+
+def test_bytes_behind_other_parameters_are_made_anew() -> None:
+    chain = Chain(6)
+    y, _ = chain.levels("x")
+    y, _ = chain.levels(chain.moved(y))
+    nodes = check(chain.net, y, scale=3.0, tolerance=0, reference=True)
+    assert "LOOKUP" not in ops(nodes)
+
+
+def test_values_that_others_read_stay() -> None:
+    """Who reads a function of bytes reads a table. Who reads the bytes themselves goes on doing so."""
+    chain = Chain(7)
+    y, _ = chain.levels("x")
+    gelu, _ = chain.levels(chain.net("Sigmoid", y))
+    nodes = check(chain.net, gelu, chain.net("Add", y, "x"), scale=3.0, tolerance=0, reference=True)
+    assert sorted(ops(nodes)) == ["BINARY", "DEQUANTIZE", "LOOKUP", "QUANTIZE"]
