@@ -1,14 +1,20 @@
 """Quantised values that are only moved stay bytes. Tools write DequantizeLinear before a Reshape or Transpose, and QuantizeLinear with the
-same parameters behind it. The bytes behind are those before, moved."""
+same parameters behind it. The bytes behind are those before, moved. QuantizeLinear behind a Concat goes before it, so that the kernels of
+its parts write bytes."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+import numpy as np
+
+from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.precision.quantization import parameters
 
-_MOVES: Final = frozenset({"DepthToSpace", "Flatten", "Identity", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze"})
+_MOVES: Final = frozenset(
+    {"DepthToSpace", "Flatten", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Their results are among their first input's values, and in the same order whatever these stand for."""
 _LARGEST_SCALE: Final = 1e36
 """Any byte times a scale up to here is a float."""
 
@@ -17,6 +23,7 @@ def move_bytes(graph: Graph) -> None:
     """Rewrites such QuantizeLinear nodes as moves of bytes, and leaves out those behind which nothing has changed."""
     if not graph.has("DequantizeLinear"):
         return
+    _quantize_parts(graph)
     producer, outputs = graph.producers(), set(graph.outputs)
     moved: dict[tuple[int, Tensor], Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
@@ -37,6 +44,27 @@ def move_bytes(graph: Graph) -> None:
         graph.nodes = graph.read_nodes()
 
 
+def _quantize_parts(graph: Graph) -> None:
+    """Rewrites QuantizeLinear of a Concat that nothing else reads as Concat of the quantised parts."""
+    producer, uses = graph.producers(), graph.uses()
+    kept: list[Node] = []
+    for node in graph.nodes:
+        x = node.inputs[0] if node.op == "QuantizeLinear" else None
+        joined = None if x is None else producer.get(x)
+        if x is None or joined is None or joined.op != "Concat" or uses[x] > 1 or parameters(node) is None:
+            kept.append(node)
+            continue
+        parts = [
+            _made(node, [part, *node.inputs[1:]], f"{node.output.name}~{k}", part.shape, kept)
+            for k, part in enumerate(joined.inputs)
+            if part is not None
+        ]
+        kept.append(Node("Concat", joined.name, list(parts), [node.output], dict(joined.attrs), joined.onnx_op))
+        node.output.producer = kept[-1]
+    graph.nodes = kept
+    graph.nodes = graph.read_nodes()
+
+
 def _source(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, list[Node]] | None:
     """The bytes that a QuantizeLinear node gives back, and the moves on the way, the last one first; None where it gives others."""
     trail: list[Node] = []
@@ -53,7 +81,12 @@ def _source(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, list[Node
 
 
 def _on_bytes(move: Node, x: Tensor, kept: list[Node]) -> Tensor:
-    result = Tensor(f"{move.output.name}~bytes", move.output.shape, x.dtype)
-    kept.append(Node(move.op, move.name, [x, *move.inputs[1:]], [result], dict(move.attrs), move.onnx_op))
+    return _made(move, [x, *move.inputs[1:]], f"{move.output.name}~bytes", move.output.shape, kept, x.dtype)
+
+
+def _made(like: Node, inputs: list[Tensor | None], name: str, shape: Shape, kept: list[Node], dtype: np.dtype[Any] | None = None) -> Tensor:
+    """The result of another node of the same kind."""
+    result = Tensor(name, shape, dtype or like.output.dtype)
+    kept.append(Node(like.op, like.name, inputs, [result], dict(like.attrs), like.onnx_op))
     result.producer = kept[-1]
     return result

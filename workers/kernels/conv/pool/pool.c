@@ -167,24 +167,35 @@ static row_fn *choose(const pool *p) {
   return k == 2 ? (p->average ? average_row_2 : maximum_row_2) : k == 3 ? (p->average ? average_row_3 : maximum_row_3) : NULL;
 }
 
-/* Maximum for other types: chunks of channels, so that the compiler's vectors run over them, too. */
+enum { CHUNK = 64 }; /* channels */
+
+/* Maximum for other types: chunks of channels, so that the compiler's vectors run over them, too. They lie side by side, most are whole. */
 #define MAXIMUM_OF(NAME, TYPE, LOWEST)                                                                                             \
+  INLINE void NAME##_of(const int64_t m, const int64_t x_channel, const int64_t out_channel, const TYPE *x, TYPE *out, const int64_t kh[2], \
+                        const int64_t kw[2], int64_t down, int64_t right) {                                                        \
+    TYPE acc[CHUNK];                                                                                                               \
+    for (int64_t l = 0; l < m; l++) acc[l] = LOWEST;                                                                               \
+    for (int64_t i = kh[0]; i < kh[1]; i++)                                                                                        \
+      for (int64_t j = kw[0]; j < kw[1]; j++) {                                                                                    \
+        const TYPE *from = x + i * down + j * right;                                                                               \
+        for (int64_t l = 0; l < m; l++) {                                                                                          \
+          const TYPE t = from[l * x_channel];                                                                                      \
+          acc[l] = acc[l] != acc[l] || acc[l] > t ? acc[l] : t;                                                                     \
+        }                                                                                                                          \
+      }                                                                                                                            \
+    for (int64_t l = 0; l < m; l++) out[l * out_channel] = acc[l];                                                                 \
+  }                                                                                                                                \
   static void NAME(const pool *p, const void *x, void *out, const int64_t kh[2], const int64_t kw[2], int64_t count, int64_t n) {  \
     const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];                                                  \
     const int64_t down = p->rows.dilation * p->x->strides[2], right = p->columns.dilation * p->x->strides[3];                      \
-    for (int64_t c = 0; c < n; c += 64) {                                                                                          \
-      TYPE acc[64];                                                                                                                \
-      const int64_t m = min64(64, n - c);                                                                                          \
-      for (int64_t l = 0; l < m; l++) acc[l] = LOWEST;                                                                             \
-      for (int64_t i = kh[0]; i < kh[1]; i++)                                                                                      \
-        for (int64_t j = kw[0]; j < kw[1]; j++) {                                                                                  \
-          const TYPE *from = (const TYPE *)x + i * down + j * right + c * x_channel;                                               \
-          for (int64_t l = 0; l < m; l++) {                                                                                        \
-            const TYPE t = from[l * x_channel];                                                                                    \
-            acc[l] = acc[l] != acc[l] || acc[l] > t ? acc[l] : t;                                                                  \
-          }                                                                                                                        \
-        }                                                                                                                          \
-      for (int64_t l = 0; l < m; l++) ((TYPE *)out)[(c + l) * out_channel] = acc[l];                                               \
+    const int dense = x_channel == 1 && out_channel == 1;                                                                          \
+    for (int64_t c = 0; c < n; c += CHUNK) {                                                                                       \
+      const int64_t m = min64(CHUNK, n - c);                                                                                       \
+      const TYPE *from = (const TYPE *)x + c * x_channel;                                                                          \
+      TYPE *to = (TYPE *)out + c * out_channel;                                                                                    \
+      if (dense && m == CHUNK) NAME##_of(CHUNK, 1, 1, from, to, kh, kw, down, right);                                              \
+      else if (dense) NAME##_of(m, 1, 1, from, to, kh, kw, down, right);                                                           \
+      else NAME##_of(m, x_channel, out_channel, from, to, kh, kw, down, right);                                                    \
     }                                                                                                                              \
   }
 MAXIMUM_OF(maximum_f64, double, -__builtin_inf())

@@ -82,7 +82,7 @@ def test_cheap_functions_stay_beside_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("other", ["channels", "tensor"])
-def test_functions_of_more_than_one_tensor_are_none(other: str) -> None:
+def test_functions_of_more_than_one_tensor_are_not_tables(other: str) -> None:
     """A scale for each channel, or another tensor beside."""
     chain = Chain(5)
     y, _ = chain.levels("x")
@@ -110,3 +110,24 @@ def test_values_that_others_read_stay() -> None:
     gelu, _ = chain.levels(chain.net("Sigmoid", y))
     nodes = check(chain.net, gelu, chain.net("Add", y, "x"), scale=3.0, tolerance=0, reference=True)
     assert sorted(ops(nodes)) == ["BINARY", "DEQUANTIZE", "LOOKUP", "QUANTIZE"]
+
+
+def test_maxima_of_bytes_are_taken_of_bytes() -> None:
+    chain = Chain(8)
+    y, beside = chain.levels("x")
+    y = chain.again(chain.net("MaxPool", y, kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1]), beside)
+    nodes = check(chain.net, y, scale=3.0, tolerance=0, reference=True)
+    assert ops(nodes) == ["QUANTIZE", "POOL", "DEQUANTIZE"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_parts_of_a_concat_are_quantised_before_it(alone: bool) -> None:
+    """Where nobody else reads it. Parts with levels of their own are rounded to these first."""
+    chain = Chain(9)
+    left, _ = chain.levels("x")
+    right, _ = chain.levels(chain.net("Mul", "x", chain.net.constant(np.float32(0.3))))
+    joined = chain.net("Concat", left, "x", right, axis=1)
+    quantised, _ = chain.levels(joined)
+    outputs = [quantised] if alone else [quantised, chain.net("Neg", joined)]
+    nodes = check(chain.net, *outputs, scale=3.0, tolerance=0, reference=True)
+    assert ops(nodes).count("QUANTIZE") == (3 if alone else 0)
