@@ -16,7 +16,7 @@ from aspen_mp.planner.cost.algorithms import Phases
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.reasons import Reason, Tried
-from aspen_mp.planner.ops.packing import low_bit, winograd
+from aspen_mp.planner.ops.packing import byte_taps, low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT, Act
 from aspen_mp.planner.ops.products import BYTES_GROUP, BYTES_HEADER, packed_bytes
 
@@ -295,6 +295,14 @@ class Builder:
         panels, zeros = self.packed_bytes(w, w_zero, constant)
         zero = None if x_zero is None else self.reshape(x_zero, (1,))
         return self.emit("QCONV", [x, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT, **window)
+
+    def qdwconv(
+        self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, constant: Tensor | None, shape: Shape, **window: Shape
+    ) -> Tensor:
+        """As `qconv`, of weights [OC, 1, KH, KW], where each of the OC = M C channels is made of one of input."""
+        panels, parts = byte_taps.packed(w, w_zero, constant)
+        zero = None if x_zero is None else self.reshape(x_zero, (1,))
+        return self.emit("QDWCONV", [x, panels, None, None, None, zero], shape, I32, parts=parts, act=NO_ACT, **window)
 
     # -------------------------------------------------------------------------------------------------------- weights
 

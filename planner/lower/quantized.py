@@ -181,13 +181,15 @@ def _convolution(
     if x_zero is not None and x_zero.size != 1:
         raise NoKernel("the data have several zero points")
     strides, dilations, begin, _ = window(node, kernel, spatial)
-    if groups == 1 and _stored(x, w, w_zero, bias):
+    depthwise = groups == x.shape[1] > 1
+    if (groups == 1 or depthwise) and _stored(x, w, w_zero, bias):
         lift = len(spatial) == 1  # a row of an image
         image, weights = (b.reshape(t, (*t.shape[:2], 1, *t.shape[2:])) if lift else t for t in (x, w))
         both = {"strides": strides, "dilations": dilations, "pads": begin}
         attrs = {name: (*((0 if name == "pads" else 1,) * lift), *values) for name, values in both.items()}
         out = (*node.output.shape[:2], *(1,) * lift, *node.output.shape[2:])
-        sums = b.qconv(image, weights, x_zero, w_zero, bias, out, kernel=weights.shape[2:], **attrs)
+        convolution = b.qdwconv if depthwise else b.qconv
+        sums = convolution(image, weights, x_zero, w_zero, bias, out, kernel=weights.shape[2:], **attrs)
         return b.reshape(sums, node.output.shape)
     left = _widened(b, x, None if x_zero is None else b.reshape(x_zero, ()))
     zero = None if w_zero is None else b.reshape(w_zero, ()) if w_zero.size == 1 else b.insert_axes(w_zero, [0], len(w.shape))

@@ -13,7 +13,7 @@ from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast, clipped, whole
 from aspen_mp.planner.ops.call import F32, LIMIT, Call, all_f32, has_function, in_range, need, ranked, scaled, shaped
 from aspen_mp.planner.ops.elementwise import activation_ns
-from aspen_mp.planner.ops.packing import winograd
+from aspen_mp.planner.ops.packing import byte_taps, winograd
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, Blocks
 from aspen_mp.planner.ops.params import NO_ACT, activation, choice, integer, integers, noted
 from aspen_mp.planner.ops.products import (
@@ -50,6 +50,14 @@ def image_scratch(channels: int, box: tuple[int, int], kernel: Sequence[int], st
     return pixels * -(-channels // BYTES_GROUP) * BYTES_GROUP + 4 * prod(box) + 8 * prod(kernel) + 192
 
 
+def strip_scratch(width: int, kernel: Sequence[int], stride: int, dilation: int, parts: int) -> int:
+    """Bytes that QDWCONV takes for `width` columns of output, at most. Each column that they read has four bytes for each channel of a
+    panel and four rows of the window. Beside these are a copy of as many rows, and a pointer for each tap."""
+    columns = (width - 1) * stride + (kernel[1] - 1) * dilation + 2
+    groups = -(-kernel[0] // byte_taps.ROWS)
+    return (groups + 1) * columns * 32 * byte_taps.ROWS + 8 * parts * groups * kernel[1] + 64
+
+
 COPIED_NS = 0.02
 """An element of input that QCONV copies, each time it is read."""
 ROUNDED_NS = 0.03
@@ -62,6 +70,9 @@ WIDE_NS = 0.02
 """An element of the wide tensor between the halves of PWDW besides its multiply-adds."""
 DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
+QUAD_NS, LAID_NS, DEPTHWISE_BYTE_NS = 0.008, 0.03, 0.12
+"""Times of an element of QDWCONV's output: four rows of a column of its window; a row of the window, for each column of input; the
+rest."""
 TAP_NS = 0.026
 """A tap of a window of POOL that shares nothing with its neighbours."""
 AVERAGE_OF_NINE_NS = 0.13
@@ -133,6 +144,16 @@ def _depthwise_ns(node: Node, ops: float) -> float:
     return ops / DEPTHWISE_FLOPS_PER_NS + node.output.size * (DEPTHWISE_OUT_NS + spread + activation_ns(node))
 
 
+def _depthwise_bytes_ns(node: Node, ops: float) -> float:
+    """Four rows of a window are multiplied together. They are laid side by side anew for each row of output."""
+    a, (rows, columns) = node.inputs[0], node.attrs["kernel"]
+    seen = a.shape[3] / max(node.output.shape[3], 1) if a is not None else 1.0
+    spread = SPREAD_NS if a is not None and a.shape[1] < node.output.shape[1] else 0.0
+    sums = -(-rows // byte_taps.ROWS) * columns * node.attrs["parts"] * QUAD_NS + rows * seen * LAID_NS
+    residual = RESIDUAL_NS if node.inputs[3] is not None else 0.0
+    return float(node.output.size * (sums + DEPTHWISE_BYTE_NS + spread + activation_ns(node) + residual))
+
+
 def _stack_pixels(node: Node) -> int:
     a = node.inputs[0]
     return a.shape[0] * a.shape[2] * a.shape[3] if a is not None else 0
@@ -199,6 +220,15 @@ def _qconv_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Reg
     if i == 2:
         return lo[:, 1:2].copy(), hi[:, 1:2].copy()
     return whole(shape, len(lo)) if i == 5 else broadcast(shape, lo, hi)
+
+
+def _qdwconv_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i != 0:
+        return _qconv_region(node, i, shape, lo, hi)
+    lo, hi = lo.copy(), hi.copy()
+    repeats = node.output.shape[1] // shape[1]
+    lo[:, 1], hi[:, 1] = lo[:, 1] // repeats, (hi[:, 1] - 1) // repeats + 1
+    return windows(node, shape, lo, hi)
 
 
 def _conv_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -279,7 +309,7 @@ def _pool_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
 WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: scratch memory holds all of them."""
 MOST_COPIED = 1 << 34
-"""Bytes of scratch memory that QCONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
+"""Bytes of scratch memory that convolutions of bytes and BCONV take for an image, by far: numbers of bytes stay numbers."""
 MOST_ROWS = NUMBERS["MAX_ROWS"]
 """Pixels of a line that BCONV takes together, and copies at least."""
 
@@ -303,21 +333,39 @@ def _planes_of(call: Call, first: int) -> int:
     return window[0]
 
 
-def _qconv_checks(call: Call) -> None:
-    out, x, w = call.out, call.input(0), call.input(1)
+def _bytes_checks(call: Call) -> tuple[int, int]:
+    """Checks that convolutions of bytes share. Returns the sides of the window."""
+    out, x = call.out, call.input(0)
     bytes_and_scales(call, 9)
     ranked(out, 4, "the output")
     ranked(x, 4, "input 0")
-    kh, kw = window(call, 1, 2)
+    sides = window(call, 1, 2)
     in_range(call, 12, "residual_last", 0, 2)
     need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
-    shaped(w, packed_bytes(x.shape[1], out.shape[1], kh * kw), "shape of input 1")
     shaped(call.optional(2), out.shape[1:2], "shape of input 2")
     for i in (3, 4):
         shaped(call.optional(i), out.shape, f"shape of input {i}")
     zero = call.optional(5)
     need(zero is None or prod(zero.shape) == 1, "shape of input 5", zero and zero.shape, "one element")
+    return sides
+
+
+def _qconv_checks(call: Call) -> None:
+    out, x = call.out, call.input(0)
+    in_range(call, 0, "zeros", 0, 2)
+    kh, kw = _bytes_checks(call)
+    shaped(call.input(1), packed_bytes(x.shape[1], out.shape[1], kh * kw), "shape of input 1")
     copied = image_scratch(x.shape[1], (out.shape[2], out.shape[3]), (kh, kw), call.params[3:5], call.params[5:7])
+    need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
+
+
+def _qdwconv_checks(call: Call) -> None:
+    out, x = call.out, call.input(0)
+    parts = in_range(call, 0, "parts", 1, byte_taps.MOST_PARTS + 1)
+    kernel = _bytes_checks(call)
+    need(x.shape[1] > 0 and out.shape[1] % x.shape[1] == 0, "channels of input 0", x.shape[1], f"a part of {out.shape[1]}")
+    shaped(call.input(1), byte_taps.packed_shape(out.shape[1], kernel, parts), "shape of input 1")
+    copied = strip_scratch(out.shape[3], kernel, call.params[4], call.params[6], parts)
     need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
 
 
@@ -447,6 +495,7 @@ X = Input("x", "[N, C, (D,) H, W]")
 WEIGHTS = Input("weights", "[groups, panels, taps * C / groups, 32]", packed=True)
 BIAS, SCALE, SHIFT = Input("bias", "[OC]", True), Input("scale", "[OC], behind the activation", True), Input("shift", "[OC]", True)
 RESIDUAL = Input("residual", "as the output", True, Seen.OUTPUT)
+FACTOR, ZERO = Input("factor", "of the sums", True, Seen.OUTPUT), Input("zero", "of X, one of all", True)
 PROLOGUE = (Input("in_scale", "[C]: X stands for in_act(X * in_scale + in_shift)", True), Input("in_shift", "[C]", True))
 KERNEL, STRIDES, DILATIONS = (
     integers(name, 2, f"{what} of the window, rows and columns")
@@ -479,8 +528,8 @@ SPECS = (
             Input("weights", "see `packed_bytes`", packed=True),
             BIAS,
             RESIDUAL,
-            Input("factor", "of the sums", True, Seen.OUTPUT),
-            Input("zero", "of X, one of all", True),
+            FACTOR,
+            ZERO,
         ),
         params=(ZEROS, *WINDOW, replace(ACT, about=BYTES), LAST, OUT_SCALE, OUT_ZERO),
         region=_qconv_region,
@@ -489,6 +538,31 @@ SPECS = (
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
         cost=Cost(_one_group_flops, tiles=TileModel.CONVOLUTION, item=1, residual_ns=RESIDUAL_NS, input_ns=COPIED_NS, hides=True),
+    ),
+    OpSpec(
+        name="QDWCONV",
+        inputs=(
+            replace(X, about="[N, C, H, W], bytes"),
+            Input("weights", "see `byte_taps.packed_shape`", packed=True),
+            BIAS,
+            RESIDUAL,
+            FACTOR,
+            ZERO,
+        ),
+        params=(
+            integer("parts", "bytes that a weight is the sum of"),
+            *WINDOW,
+            replace(ACT, about=BYTES),
+            LAST,
+            OUT_SCALE,
+            OUT_ZERO,
+        ),
+        region=_qdwconv_region,
+        checks=_qdwconv_checks,
+        kind=Kind.WINDOWED,
+        layout=Layout.CHANNELS_LAST,
+        batch_rank=1,
+        cost=Cost(_depthwise_flops, ns=_depthwise_bytes_ns),
     ),
     OpSpec(
         name="BCONV",

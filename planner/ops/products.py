@@ -180,7 +180,6 @@ def _qnbitgemm_checks(call: Call) -> None:
 def bytes_and_scales(call: Call, last: int) -> None:
     """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
     out, a, b = call.out, call.input(0), call.input(1)
-    in_range(call, 0, "zeros", 0, 2)
     has_function(call, last)
     in_range(call, last + 3, "residual_last", 0, 3)
     in_range(call, last + 5, "zero", -LIMIT, LIMIT)
@@ -198,6 +197,7 @@ def bytes_and_scales(call: Call, last: int) -> None:
 
 def _qgemm_checks(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
+    in_range(call, 0, "zeros", 0, 2)
     bytes_and_scales(call, 1)
     need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     ranked(a, len(out), "input 0")

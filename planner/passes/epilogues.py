@@ -22,7 +22,7 @@ _MATRICES = ("GEMM", "QNBITGEMM", "QGEMM")
 _FLOATS = ("GEMM", "QNBITGEMM")
 _SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
 """Ops whose inputs 4 and 5 are scale and shift."""
-_PRODUCTS = (*_SCALED, "QGEMM", "QCONV")
+_PRODUCTS = (*_SCALED, "QGEMM", "QCONV", "QDWCONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES

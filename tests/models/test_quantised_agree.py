@@ -137,9 +137,10 @@ class Layers:
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"n{len(self.nodes)}", **attrs))
         return name
 
-    def conv(self, x: str, inputs: int, outputs: int, kernel: int, stride: int = 1) -> str:
-        w = self.weight(outputs, inputs, kernel, kernel, terms=inputs * kernel * kernel)
-        return self("Conv", x, w, self.weight(outputs), pads=[kernel // 2] * 4, strides=[stride] * 2)
+    def conv(self, x: str, inputs: int, outputs: int, kernel: int, stride: int = 1, group: int = 1) -> str:
+        w = self.weight(outputs, inputs // group, kernel, kernel, terms=inputs // group * kernel * kernel)
+        more = {} if group == 1 else {"group": group}
+        return self("Conv", x, w, self.weight(outputs), pads=[kernel // 2] * 4, strides=[stride] * 2, **more)
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
         return self("Add", self("MatMul", x, self.weight(inputs, outputs, terms=inputs)), self.weight(outputs))
@@ -160,6 +161,26 @@ def convolutions() -> onnx.ModelProto:
     x = b("Relu", b.conv(x, 17, 36, 3, stride=2))
     x = b("Flatten", b("GlobalAveragePool", x))
     return b.model(b("Gemm", x, b.weight(10, 36, terms=36), b.weight(10), transB=1))
+
+
+def inverted_residuals() -> onnx.ModelProto:
+    """MobileNetV2 and MnasNet in small: blocks that expand, convolve channels by themselves, and project."""
+    b = Layers((2, 3, 25, 22))
+
+    def block(x: str, inputs: int, wide: int, outputs: int, size: int, stride: int) -> str:
+        y = relu6(b.conv(x, inputs, wide, 1))
+        y = relu6(b.conv(y, wide, wide, size, stride, wide))
+        y = b.conv(y, wide, outputs, 1)
+        return b("Add", x, y) if inputs == outputs and stride == 1 else y
+
+    def relu6(x: str) -> str:
+        return b("Clip", x, b.constant(np.float32(0)), b.constant(np.float32(6)))
+
+    x = relu6(b.conv("x", 3, 17, 3, stride=2))
+    for shape in ((17, 17, 12, 3, 1), (12, 70, 24, 3, 2), (24, 144, 24, 5, 1), (24, 40, 24, 3, 1), (24, 96, 33, 5, 2)):
+        x = block(x, *shape)
+    x = b("Flatten", b("GlobalAveragePool", relu6(b.conv(x, 33, 64, 1))))
+    return b.model(b("Gemm", x, b.weight(10, 64, terms=64), b.weight(10), transB=1))
 
 
 def transformer() -> onnx.ModelProto:
@@ -185,7 +206,11 @@ def transformer() -> onnx.ModelProto:
 @pytest.mark.parametrize("columns", [False, True], ids=["one", "columns"])
 @pytest.mark.parametrize("stored", [QuantType.QInt8, QuantType.QUInt8], ids=["i8", "u8"])
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=["pairs", "operators"])
-@pytest.mark.parametrize(("make", "products"), [(convolutions, 6), (transformer, 6)], ids=["convolutions", "transformer"])
+@pytest.mark.parametrize(
+    ("make", "products"),
+    [(convolutions, 6), (transformer, 6), (inverted_residuals, 17)],
+    ids=["convolutions", "transformer", "inverted-residuals"],
+)
 def test_static(
     make: Callable[[], onnx.ModelProto], products: int, form: QuantFormat, stored: QuantType, columns: bool, tmp_path: Path
 ) -> None:
@@ -199,7 +224,7 @@ def test_static(
     want = reference(model.SerializeToString(), feeds)
     found = reference(smaller.SerializeToString(), feeds)
     assert 0 < error_of(found, want) < 0.2
-    check(smaller, feeds, want, FURTHER * distance(found, want), products, ("QGEMM", "QCONV"), distance)
+    check(smaller, feeds, want, FURTHER * distance(found, want), products, ("QGEMM", "QCONV", "QDWCONV"), distance)
 
 
 def as_floats(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -111,6 +111,12 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - in zero?: one element, as X; the padding is zero.
  * - params: y, WINDOW, ACT, residual_last, f64 scale, zero of the output.
  *
+ * QDWCONV: as QCONV with OC = M * C channels, each made of one of input: channel c of output of channel c / M.
+ * - in W: packed [ceil(OC/32), 3 + parts*ceil(KH/4)*KW, 32, 4], i8. A panel begins as QGEMM's B, whose y are 0 here. Behind that, weights
+ *   less their zero points are (part, kh / 4, kw, column, kh % 4), with zeros behind the last row and column.
+ * - in bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X).
+ * - params: parts (bytes that a weight is the sum of, 1 to 3), WINDOW, ACT, residual_last, f64 scale, zero of the output.
+ *
  * BGEMM: as GEMM with packed B, with A and B rounded to bf16 (to nearest even).
  * - Products of pairs of terms 2 i, 2 i + 1 are summed in f32 over ascending i.
  * - in A.

@@ -88,7 +88,7 @@ def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
     values, factor = weight.values, np.float32(levels[0]) * weight.scale.value()
     columns, out = rank - 1, 1  # `out`: the weight's axis of columns
     if node.op == "Conv":
-        if attrs.get("group", 1) != 1 or rank not in {3, 4}:
+        if attrs.get("group", 1) not in {1, x.shape[1]} or rank not in {3, 4}:
             return None
         columns, out = 1, 0
     elif node.op == "Gemm":

@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Stored, Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.packing import low_bit, winograd
+from aspen_mp.planner.ops.packing import byte_taps, low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.ops.products import left_factors
 
@@ -208,18 +208,20 @@ class GraphBuilder:
         zero: Tensor | None = None,
         columns: bool = True,
         dtype: Any = np.float32,
+        depthwise: bool = False,
     ) -> Tensor:
         """A convolution of bytes `x` that keeps the image's size but for strides. `zero`: of x; `columns`: zero points of the weights; of
-        int32 without factor and bias; uint8 in steps of 4."""
+        int32 without factor and bias; uint8 in steps of 4; `depthwise`: each output is made of one channel."""
         n, channels, *image = x.shape
         pads = [(k - 1) * dilation // 2 for k in kernel]
         size = [(d + 2 * a - (k - 1) * dilation - 1) // stride + 1 for d, a, k in zip(image, pads, kernel, strict=True)]
         of = np.dtype(np.uint8 if columns else np.int8)
         self.count += 1
-        data, key = self.rng.integers(0, 5, (outputs, channels, *kernel)).astype(of), f"w{self.count}"
+        data, key = self.rng.integers(0, 5, (outputs, 1 if depthwise else channels, *kernel)).astype(of), f"w{self.count}"
         points = Tensor(f"z{self.count}", (outputs,), of, data=self.rng.integers(0, 3, outputs).astype(of)) if columns else None
         constant = Tensor(f"k{self.count}", (outputs,), np.dtype(np.int32), data=self.rng.integers(-9, 9, outputs).astype(np.int32))
-        weight, zeros = Builder().packed_bytes(Tensor(f"c{self.count}", data.shape, of, data=data, weight_key=key), points, constant)
+        pack = byte_taps.packed if depthwise else Builder().packed_bytes
+        weight, first = pack(Tensor(f"c{self.count}", data.shape, of, data=data, weight_key=key), points, constant)
         inputs = [x, weight, None, None, None, zero]
         attrs: dict[str, Any] = {"kernel": kernel, "strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": tuple(pads)}
         if dtype != np.int32:
@@ -229,7 +231,8 @@ class GraphBuilder:
             inputs[2:5] = [self.const(outputs, weight=True), residual, factor]
         if dtype == np.uint8:
             attrs.update(scale=4.0, zero=3)
-        return self.node("QCONV", inputs, (n, outputs, *size), dtype, zeros=zeros, act=NO_ACT, **attrs)
+        attrs["parts" if depthwise else "zeros"] = first
+        return self.node("QDWCONV" if depthwise else "QCONV", inputs, (n, outputs, *size), dtype, act=NO_ACT, **attrs)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

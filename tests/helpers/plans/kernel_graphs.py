@@ -67,6 +67,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         "QNBITGEMM",
         "QGEMM",
         "QCONV",
+        "QDWCONV",
         "BGEMM",
         "BCONV",
     }:  # the plan's storage puts a copy before packed weights that are no run of memory
@@ -88,7 +89,7 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     if (
         (node.op in {"GEMM", "QNBITGEMM", "BGEMM"} and i in {2, 3})
         or (node.op == "QGEMM" and i in {2, 3, 4, 5})
-        or (node.op == "QCONV" and i in {3, 4})
+        or (node.op in {"QCONV", "QDWCONV"} and i in {3, 4})
     ):
         return out
     if node.op == "DGEMM":

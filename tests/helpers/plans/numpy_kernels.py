@@ -170,6 +170,26 @@ def _qconv(
     return _finish_bytes(p[9:], y + constants[:, None, None], None if bias is None else bias[:, None, None], residual, factor)
 
 
+def _qdwconv(
+    out: Sequence[int],
+    p: Sequence[int],
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    factor: Array | None = None,
+    zero: Array | None = None,
+) -> Array:
+    _, _, constants = (np.concatenate(list(np.ascontiguousarray(w[:, i]).view(np.int32)[..., 0]))[: out[1]] for i in range(3))
+    taps = w[:, BYTES_HEADER:].reshape(len(w), p[0], -(-p[1] // 4), p[2], 32, 4).sum(1, dtype=np.float64)
+    taps = taps.transpose(0, 3, 1, 4, 2).reshape(len(w) * 32, -1, p[2])[: out[1], : p[1]]  # channel, row, column
+    left = np.repeat(x.astype(np.float64) - (0 if zero is None else zero.astype(np.float64).reshape(())), out[1] // x.shape[1], axis=1)
+    y = np.zeros(out)
+    for tap, weight in zip(_windows(left, out, p[1:9], 0.0), taps.reshape(out[1], -1).T, strict=True):
+        y += tap * weight[:, None, None]
+    return _finish_bytes(p[9:], y + constants[:, None, None], None if bias is None else bias[:, None, None], residual, factor)
+
+
 def _windows(x: Array, out: Sequence[int], p: Sequence[int], fill: float) -> list[Array]:
     """[N, C, OH, OW] for each tap; p: KH, KW, strides, dilations, pad top, left."""
     kh, kw, sh, sw, dh, dw, top, left = p
@@ -358,6 +378,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "QNBITGEMM": _qnbitgemm,
     "QGEMM": _qgemm,
     "QCONV": _qconv,
+    "QDWCONV": _qdwconv,
     "BGEMM": _bgemm,
     "BCONV": _bconv,
     "DGEMM": _dgemm,

@@ -231,6 +231,16 @@ def images_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(late, sums, b.node("CAST", [small], small.shape, saturate=True))
 
 
+def depthwise_bytes(b: GraphBuilder) -> Graph:
+    """Channels by themselves: a computed zero point, bytes made of bytes, a residual, several outputs a channel, sums themselves."""
+    x = b.input(2, 40, 9, 8)
+    zero = b.reshape(b.whole(b.reduce(x, (0, 1, 2, 3)), np.uint8), 1)
+    y = b.conv_bytes(b.whole(x, np.uint8), 40, (5, 3), zero=zero, dtype=np.uint8, depthwise=True)
+    z = b.conv_bytes(y, 40, (3, 3), residual=x, columns=False, depthwise=True)
+    more = b.conv_bytes(b.whole(z, np.int8), 80, (3, 3), stride=2, dilation=2, columns=False, depthwise=True)
+    return b.graph(more, b.conv_bytes(y, 40, (1, 1), dtype=np.int32, depthwise=True))
+
+
 def products_of_pairs(b: GraphBuilder) -> Graph:
     """Rounded factors: odd numbers of terms and channels, windows with strides and padding, rows that are columns elsewhere, a gate."""
     x = b.input(2, 17, 9, 8)
@@ -274,4 +284,4 @@ GRAPHS = [
     strassen_products,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [products_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]

@@ -239,6 +239,32 @@ def test_bytes_are_what_quantize_makes_of_floats(isa, seed, case, kind, types, z
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("to", BYTES)
+@pytest.mark.parametrize("distance", [None, 0, 1, 15, 16, 17, 2**14])
+def test_levels_next_to_the_middle_between_two(isa, to, distance):
+    """Values a few units in the last place from the halves of odd numbers of scales. `distance`: of the last 15 bits of a scale's mantissa
+    from zero, on either side."""
+    rng, info, columns, g = np.random.default_rng(12), np.iinfo(to), 32, Geometry((1, 1))
+    halves = np.arange(-515, 515) + np.float64(0.5)
+    x = np.zeros((1, 1, 1, len(halves) * 9), np.uint8)
+    panels, _ = packed(np.zeros((columns, 1, 1, 1), np.int8), None)
+    for exponent in rng.integers(-40, 20, 12):
+        mantissa = rng.integers(2**23, 2**24)
+        if distance is not None:
+            mantissa = (mantissa >> 15 << 15) + rng.choice([-1, 1]) * distance
+        scale = np.float32(np.ldexp(np.float64(mantissa), exponent - 24))
+        near = np.abs(halves * np.float64(scale)).astype(np.float32).view(np.int32)[:, None] + np.arange(-4, 5, dtype=np.int32)
+        values = np.copysign(near.view(np.float32), halves[:, None]).astype(np.float32).reshape(-1, 1)
+        residual = laid_out(rng, np.broadcast_to(values, (1, 1, values.size, columns)).transpose(0, 3, 1, 2), "last")
+        zero = int(rng.integers(info.min, info.max + 1))
+        p = params(g, 0, scale=float(scale), zero=zero)
+        out = laid_out(rng, np.empty(residual.shape, to), "last")
+        found = run("QCONV", out, [x, panels, None, residual], p, isa=isa)
+        wanted = np.clip(np.rint(residual / scale) + zero, info.min, info.max).astype(to)
+        np.testing.assert_array_equal(found, wanted, f"scale {scale}, zero {zero}")
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["last", "first", "apart"])
 @pytest.mark.parametrize(
     ("batch", "channels", "outputs", "image", "g"),

@@ -1,8 +1,7 @@
 /* Micro-kernels of products of bytes, and the steps after their sums: see int8.h. */
 #include "gemm/int8.h"
+#include "gemm/byte_levels.h"
 
-#define VECTORS 2            /* of columns in a micro-kernel */
-#define WIDTH (VECTORS * VL) /* columns */
 #define SUMS 32              /* vectors of sums in a micro-kernel, at most */
 #define AHEAD 4096           /* bytes of a panel that are fetched ahead of the reading */
 
@@ -18,53 +17,9 @@
 #define ROWS_WITHOUT 4
 #endif
 #define LARGEST_SCALE 1e30f /* within this and its reciprocal quotients are found by multiplication */
-#define FAR_LEVEL 1e6f      /* beyond any level */
 
-/* sum[lane] += the four products of bytes a[lane] (unsigned) and b[lane] (signed). */
-#if VL == 16 && defined(ASPEN_AVX512_VNNI)
-INLINE vi dots(vi sum, vi a, vi b) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-  return sum;
-}
-#elif VL == 8 && defined(ASPEN_AVX_VNNI)
-INLINE vi dots(vi sum, vi a, vi b) {
-  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
-  return sum;
-}
-#else
-INLINE vi dots(vi sum, vi a, vi b) { return sum; } /* never called */
-#endif
 
-/* Integers wrap around, as ONNX's do: in C unsigned ones. */
-typedef uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
-INLINE vi plus(vi a, vi b) { return (vi)((vu)a + (vu)b); }
 INLINE vi less(vi a, vi b, vi c) { return (vi)((vu)a - (vu)b * (vu)c); } /* a - b * c */
-
-/* Bytes as two vectors of 16 bits: the even ones and the odd ones. */
-typedef struct halves {
-  vi even, odd;
-} halves;
-#if VL == 16
-INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (vi)_mm512_srli_epi16((__m512i)x, 8)}; }
-INLINE halves signed_halves(vi x) {
-  return (halves){(vi)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)x, 8), 8), (vi)_mm512_srai_epi16((__m512i)x, 8)};
-}
-INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b)); }
-#elif VL == 8
-INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (vi)_mm256_srli_epi16((__m256i)x, 8)}; }
-INLINE halves signed_halves(vi x) {
-  return (halves){(vi)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)x, 8), 8), (vi)_mm256_srai_epi16((__m256i)x, 8)};
-}
-INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b)); }
-#else
-typedef int16_t words __attribute__((vector_size(VL * 4), may_alias));
-INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), x >> 8 & viset1(0x00ff00ff)}; }
-INLINE halves signed_halves(vi x) { return (halves){(vi)((words)x << 8 >> 8), (vi)((words)x >> 8)}; }
-INLINE vi pairs(vi sum, vi a, vi b) {
-  const vi p = (vi)((words)a * (words)b); /* of bytes: they fit */
-  return plus(plus(sum, (vi)((vu)p << 16) >> 16), p >> 16);
-}
-#endif
 
 /* A group of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. with: the instruction is there. */
 INLINE void group(const int R, const int with, const uint8_t *const *base, int64_t step, int64_t at, const int8_t *b, vi *sum) {
@@ -200,72 +155,118 @@ INLINE void store_levels(uint8_t *to, vi level) {
 #endif
 }
 
+/* How values become bytes: not at all; by quotients, with a division or without; or quickly (quick_levels). */
+enum { VALUES, QUICK, BYTES, DIVIDED };
 enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
+
+/* Operands that most rows have in common. `offset`: of sums. */
+typedef struct along {
+  vi offset[VECTORS];
+  vf factor[VECTORS], bias[VECTORS];
+} along;
+
+INLINE void begin_row(const int8_job *job, const int8_rows *rows, int r, const int32_t *header, int64_t column, along *with) {
+  if (r > 0 && rows->alike) return;
+  if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
+    const vi zero = viset1((int32_t)rows->zero[r]);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) with->offset[v] = less(viload(header + 2 * ASPEN_NR + v * VL), zero, viload(header + v * VL));
+  }
+  const float *factor = rows->factor[r], *bias = rows->bias[r];
+  if (job->scaled && (r == 0 || factor != rows->factor[r - 1]))
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) with->factor[v] = job->factor_stride ? vload(factor + column + v * VL) : vset1(*factor);
+  if (rows->bias[0] && (r == 0 || bias != rows->bias[r - 1]))
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) with->bias[v] = vload(bias + column + v * VL);
+}
+
+/* The value of a row in each of WIDTH columns. */
+INLINE void values_of_row(const int8_job *job, const int8_rows *rows, int r, const int32_t *header, int64_t column, const int32_t *sums,
+                          const along *with, const int levelled, const int joins, vf *y) {
+  const epilogue *e = &job->finish.epilogue;
+#pragma GCC unroll 2
+  for (int v = 0; v < VECTORS; v++) {
+    vi s = plus(viload(sums + r * ASPEN_NR + v * VL), with->offset[v]);
+    if (job->zeros) s = less(s, viset1((int32_t)rows->rest[r]), viload(header + ASPEN_NR + v * VL));
+    y[v] = vfromi(s);
+  }
+  if (job->scaled)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] *= with->factor[v];
+  if (rows->bias[0])
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] += with->bias[v];
+  const float *residual = joins ? rows->residual[r] + column : NULL;
+  if (joins == EARLY)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+  if (levelled) { /* as act_fake_quantize has it */
+    const divisor by_step = divisor_of(e->a, job->level_reciprocal);
+    const range round_to = range_of(0, e->b);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] = by_step.step * vmin(round_to.highest, vmax(vround(quotient(&by_step, 0, y[v])), round_to.lowest));
+  } else if (e->kind != EPILOGUE_NONE) {
+    epilogue_act(e, y, VECTORS);
+  }
+  if (joins == LATE)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+  if (joins == GATED)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) y[v] *= vload(residual + v * VL);
+}
 
 /* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. Values
  * that are the same for all rows are read first: for all the compiler knows, a byte that is stored might change anything. */
-INLINE void straight(const int8_job *job, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
-                     const int divide, const int levelled, const int joins) {
-  const epilogue *e = &job->finish.epilogue;
-  const int n = rows->rows, zeros = job->zeros, biased = rows->bias[0] != NULL, scaled = job->scaled, each = job->factor_stride != 0;
-  const divisor by = divisor_of(job->scale, job->reciprocal), by_step = divisor_of(e->a, job->level_reciprocal);
-  const range to = range_of(job->zero, job->lowest), round_to = range_of(0, e->b);
-  const vf step = vset1(e->a);
-  vi offset[VECTORS]; /* of sums, most often of all rows */
+INLINE void straight(const int8_job *shared, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int how,
+                     const int levelled, const int joins) {
+  const int8_job own = *shared, *job = &own;
+  const int n = rows->rows;
+  const divisor by = divisor_of(job->scale, job->reciprocal);
+  const range to = range_of(job->zero, job->lowest);
+  const quick quickly = quick_of(job);
+  along with = {0};
+  vf y[VECTORS];
+  if (how == QUICK) {
+    for (int r = 0; r < n; r += 2) {
+      vi q[2 * VECTORS];
+      const int below = r + 1 < n ? r + 1 : r;
+      begin_row(job, rows, r, header, column, &with);
+      values_of_row(job, rows, r, header, column, sums, &with, levelled, joins, y);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) q[v] = q[VECTORS + v] = quick_quotient(&quickly, y[v]);
+      if (below != r) {
+        begin_row(job, rows, below, header, column, &with);
+        values_of_row(job, rows, below, header, column, sums, &with, levelled, joins, y);
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) q[VECTORS + v] = quick_quotient(&quickly, y[v]);
+      }
+      quick_levels(&quickly, job->dtype == ASPEN_DT_I8, q, (uint8_t *)rows->out[r] + column, (uint8_t *)rows->out[below] + column);
+    }
+    return;
+  }
   for (int r = 0; r < n; r++) {
-    if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
-      const vi zero = viset1((int32_t)rows->zero[r]);
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) offset[v] = less(viload(header + 2 * ASPEN_NR + v * VL), zero, viload(header + v * VL));
-    }
-    vf y[VECTORS];
+    begin_row(job, rows, r, header, column, &with);
+    values_of_row(job, rows, r, header, column, sums, &with, levelled, joins, y);
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
-      vi s = plus(viload(sums + r * ASPEN_NR + v * VL), offset[v]);
-      if (zeros) s = less(s, viset1((int32_t)rows->rest[r]), viload(header + ASPEN_NR + v * VL));
-      y[v] = vfromi(s);
-    }
-    if (scaled) {
-      const float *f = rows->factor[r];
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] *= each ? vload(f + column + v * VL) : vset1(*f);
-    }
-    if (biased)
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] += vload(rows->bias[r] + column + v * VL);
-    const float *residual = joins ? rows->residual[r] + column : NULL;
-    if (joins == EARLY)
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
-    if (levelled) { /* as act_fake_quantize has it */
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(round_to.highest, vmax(vround(quotient(&by_step, 0, y[v])), round_to.lowest));
-    } else if (e->kind != EPILOGUE_NONE) {
-      epilogue_act(e, y, VECTORS);
-    }
-    if (joins == LATE)
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
-    if (joins == GATED)
-#pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] *= vload(residual + v * VL);
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) {
-      if (bytes) store_levels((uint8_t *)rows->out[r] + column + v * VL, level_of(&to, quotient(&by, divide, y[v])));
-      else vstore((float *)rows->out[r] + column + v * VL, y[v]);
+      if (how == VALUES) vstore((float *)rows->out[r] + column + v * VL, y[v]);
+      else store_levels((uint8_t *)rows->out[r] + column + v * VL, level_of(&to, quotient(&by, how == DIVIDED, y[v])));
     }
   }
 }
 
 typedef void straight_fn(const int8_job *, const int8_rows *, const int32_t *, int64_t, const int32_t *);
-#define STRAIGHT(NAME, BYTES, DIVIDE, LEVELLED, JOINS)                                                                             \
+#define STRAIGHT(NAME, HOW, LEVELLED, JOINS)                                                                                       \
   static void straight_##NAME(const int8_job *job, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) { \
-    straight(job, rows, header, column, sums, BYTES, DIVIDE, LEVELLED, JOINS);                                                     \
+    straight(job, rows, header, column, sums, HOW, LEVELLED, JOINS);                                                               \
   }
 #define STRAIGHT_EACH(NAME, LEVELLED, JOINS)                                                                                       \
-  STRAIGHT(NAME##_values, 0, 0, LEVELLED, JOINS)                                                                                   \
-  STRAIGHT(NAME##_bytes, 1, 0, LEVELLED, JOINS)                                                                                    \
-  STRAIGHT(NAME##_divided, 1, 1, LEVELLED, JOINS)
+  STRAIGHT(NAME##_values, VALUES, LEVELLED, JOINS)                                                                                 \
+  STRAIGHT(NAME##_quick, QUICK, LEVELLED, JOINS)                                                                                   \
+  STRAIGHT(NAME##_bytes, BYTES, LEVELLED, JOINS)                                                                                   \
+  STRAIGHT(NAME##_divided, DIVIDED, LEVELLED, JOINS)
 STRAIGHT_EACH(alone, 0, ALONE)
 STRAIGHT_EACH(early, 0, EARLY)
 STRAIGHT_EACH(late, 0, LATE)
@@ -274,8 +275,8 @@ STRAIGHT_EACH(levelled_alone, 1, ALONE)
 STRAIGHT_EACH(levelled_early, 1, EARLY)
 STRAIGHT_EACH(levelled_late, 1, LATE)
 STRAIGHT_EACH(levelled_gated, 1, GATED)
-#define STRAIGHT_LIST(NAME) {straight_##NAME##_values, straight_##NAME##_bytes, straight_##NAME##_divided}
-static straight_fn *const straights[2][4][3] = {
+#define STRAIGHT_LIST(NAME) {straight_##NAME##_values, straight_##NAME##_quick, straight_##NAME##_bytes, straight_##NAME##_divided}
+static straight_fn *const straights[2][4][4] = {
     {STRAIGHT_LIST(alone), STRAIGHT_LIST(early), STRAIGHT_LIST(late), STRAIGHT_LIST(gated)},
     {STRAIGHT_LIST(levelled_alone), STRAIGHT_LIST(levelled_early), STRAIGHT_LIST(levelled_late), STRAIGHT_LIST(levelled_gated)},
 };
@@ -283,7 +284,7 @@ static straight_fn *const straights[2][4][3] = {
 INLINE straight_fn *straight_for(const int8_job *job, const int8_rows *rows) {
   const epilogue *e = &job->finish.epilogue;
   const int joins = !rows->residual[0] ? ALONE : !e->residual_last ? EARLY : e->gated ? GATED : LATE;
-  return straights[job->levelled][joins][job->dtype == ASPEN_DT_F32 ? 0 : job->divide ? 2 : 1];
+  return straights[job->levelled][joins][job->dtype == ASPEN_DT_F32 ? VALUES : job->quick ? QUICK : job->divide ? DIVIDED : BYTES];
 }
 
 /* Columns [first, last) of n rows of values[ASPEN_NR], which begin at `column`, as bytes. */
@@ -332,6 +333,42 @@ void FN(int8_strip)(int8_job *job, int rows, const uint8_t *a, const char *panel
   amx_sums_as(job->amx, AMX_BYTES, &terms, &job->use, rows, (const char *)a, panel + INT8_HEADER, sums);
 }
 
+/* Operands and output of a panel that the box cuts, with zeros beside them, so that it is finished in whole vectors as others are. */
+typedef struct cut_panel {
+  float factor[MM_MAX_ROWS][ASPEN_NR], bias[MM_MAX_ROWS][ASPEN_NR], residual[MM_MAX_ROWS][ASPEN_NR];
+  char out[MM_MAX_ROWS][ASPEN_NR * 4];
+} cut_panel;
+
+/* Row r of an operand, of n columns from column `at` of its panel on: copied, unless the row before has the same. NULL stays NULL. */
+INLINE void keep_row(const float **rows, float (*kept)[ASPEN_NR], int r, const float *before, int64_t column, int64_t at, int64_t n) {
+  const float *row = rows[r];
+  if (!row) return;
+  if (r > 0 && row == before) {
+    rows[r] = rows[r - 1];
+    return;
+  }
+  memset(kept[r], 0, sizeof kept[r]);
+  memcpy(kept[r] + at, row + column + at, (size_t)n * sizeof(float));
+  rows[r] = kept[r] - column;
+}
+
+static void finish_cut(const int8_job *job, const int8_rows *rows, const int32_t *header, int64_t column, int64_t first, int64_t last,
+                       const int32_t *sums) {
+  cut_panel own __attribute__((aligned(64)));
+  int8_rows whole = *rows;
+  const int64_t size = job->dtype == ASPEN_DT_F32 ? 4 : 1, at = first - column, n = last - first;
+  for (int r = 0; r < rows->rows; r++) {
+    const int before = r > 0 ? r - 1 : 0;
+    if (job->scaled && job->factor_stride) keep_row(whole.factor, own.factor, r, rows->factor[before], column, at, n);
+    if (rows->bias[0]) keep_row(whole.bias, own.bias, r, rows->bias[before], column, at, n);
+    if (rows->residual[0]) keep_row(whole.residual, own.residual, r, rows->residual[before], column, at, n);
+    whole.out[r] = own.out[r] - column * size;
+  }
+  straight_fn *f = straight_for(job, rows);
+  for (int64_t v = at / WIDTH * WIDTH; v < last - column; v += WIDTH) f(job, &whole, header + v, column + v, sums + v);
+  for (int r = 0; r < rows->rows; r++) memcpy(rows->out[r] + first * size, own.out[r] + at * size, (size_t)(n * size));
+}
+
 void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
   int32_t made[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64))), *const sums = rows->sums ? rows->sums : made;
   const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
@@ -340,20 +377,26 @@ void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *pane
     if (column + at >= last || column + at + WIDTH <= first) continue;
     const int8_t *b = (const int8_t *)panel + INT8_HEADER + at * INT8_GROUP;
     const int32_t *header = (const int32_t *)panel + at;
+    if (!rows->sums) {
 #if ROWS_WITH
-    multiply_fn *f = job->with ? multiply_with[n - 1] : multiply_without[n - 1];
+      multiply_fn *const *by_rows = job->with ? multiply_with : multiply_without;
 #else
-    multiply_fn *f = multiply_without[n - 1];
+      multiply_fn *const *by_rows = multiply_without;
 #endif
-    if (!rows->sums) f(job, rows, b, sums + at);
+      by_rows[n - 1](job, rows, b, sums + at);
+    }
     if (side_by_side && column >= first && column + ASPEN_NR <= last) {
       straight_for(job, rows)(job, rows, header, column + at, sums + at);
       continue;
     }
     left = 1;
-    for (int r = 0; r < n; r++) settle(job, rows, r, header, column + at, last, sums + r * ASPEN_NR + at);
+    for (int r = 0; r < n && !side_by_side; r++) settle(job, rows, r, header, column + at, last, sums + r * ASPEN_NR + at);
   }
   if (!left) return;
+  if (side_by_side) {
+    finish_cut(job, rows, (const int32_t *)panel, column, first, last, sums);
+    return;
+  }
   if (job->dtype != ASPEN_DT_I32) {
     finish(job, rows, (float *)sums, column, first, last);
     return;
@@ -365,6 +408,15 @@ void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *pane
 
 /* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
 INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
+
+/* Whether bytes limit values at least as much as their activation does. */
+static int within_bytes(const int8_job *job) {
+  const epilogue *e = &job->finish.epilogue;
+  if ((e->kind != EPILOGUE_RELU && e->kind != EPILOGUE_CLIP) || !invertible(job->scale)) return 0;
+  const float low = e->kind == EPILOGUE_RELU ? 0 : e->a, high = e->kind == EPILOGUE_RELU ? job->scale * FAR_LEVEL : e->b;
+  return (vround(vset1(low / job->scale)) + vset1(job->zero))[0] <= job->lowest &&
+         (vround(vset1(high / job->scale)) + vset1(job->zero))[0] >= job->lowest + 255;
+}
 
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last) {
@@ -380,14 +432,18 @@ int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, co
     if (operands[i]->dtype && (operands[i]->dtype != ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32)) return ASPEN_KERNEL_BAD_ARGUMENT;
   job->most = job->amx ? MM_ROWS : job->with ? ROWS_WITH : ROWS_WITHOUT;
   job->reciprocal = 1.0f / job->scale;
+  job->reciprocal_rest = (float)(1.0 / job->scale - job->reciprocal);
   job->zero = (float)last[5];
   job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
   job->divide = !invertible(job->scale);
+  job->quick = !job->divide && quick_scale(job->scale) && last[5] >= -QUICK_ZERO && last[5] <= QUICK_ZERO;
   job->finish = (mm_job){.out_stride = out->strides[axis], .bias_stride = bias->dtype ? bias->strides[bias->rank > 1 ? axis : 0] : 1,
                          .residual_stride = residual->dtype ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
   const int error = FN(mm_prepare)(&job->finish, last);
   const epilogue *e = &job->finish.epilogue;
   job->levelled = e->kind == EPILOGUE_FAKE_QUANTIZE && invertible(e->a) && e->b > -FAR_LEVEL / 2 && e->b < FAR_LEVEL / 2;
   job->level_reciprocal = 1.0f / e->a;
+  const int last_of_all = !residual->dtype || !e->residual_last;
+  if ((out->dtype == ASPEN_DT_I8 || out->dtype == ASPEN_DT_U8) && last_of_all && within_bytes(job)) job->finish.epilogue.kind = EPILOGUE_NONE;
   return error;
 }

@@ -1,4 +1,4 @@
-/* Blocks of products of bytes, summed exactly in 32 bits, for QGEMM and QCONV.
+/* Blocks of products of bytes, summed exactly in 32 bits, for QGEMM, QCONV and QDWCONV.
  *
  * Left factors are rows of unsigned bytes: `taps` runs of whole groups of four terms each. Signed ones have 128 added, and so has their
  * zero point. Right factors are packed in panels: three rows of 32-bit numbers, then groups of four signed bytes for each column. The rows
@@ -26,12 +26,14 @@ typedef struct int8_job {
   int64_t factor_stride; /* between columns; 0: one for all */
   int64_t panel;         /* bytes of a panel */
   float scale, reciprocal, zero, lowest; /* of bytes that are written */
+  float reciprocal_rest;  /* 1 / scale less the reciprocal, see `quick` */
   float level_reciprocal; /* of the step between levels that the epilogue rounds to */
   uint8_t dtype;         /* of the output: f32, i32 (sums), or bytes */
   uint8_t scaled;        /* there are factors */
   uint8_t zeros;         /* there are zero points of columns */
   uint8_t with;          /* the processor has the instruction */
   uint8_t divide;        /* by scale: the reciprocal is not good enough */
+  uint8_t quick;         /* levels follow from the reciprocal and its rest (byte_levels.h) */
   uint8_t levelled;      /* the epilogue rounds to levels, and that of their step is */
   int most;              /* rows of a block */
   enum aspen_amx amx;    /* whether strips are summed first, and how */
@@ -43,8 +45,9 @@ typedef struct int8_job {
 /* The rows of a block. Pointers are those of column 0; bias, residual and factor are NULL in row 0 or in none. */
 typedef struct int8_rows {
   int rows, taps;
+  int alike;                  /* all rows have the same zero, bias and factor */
   const uint8_t *const *runs; /* [taps], of the first row */
-  int32_t *sums;              /* [rows][ASPEN_NR], of a strip, which may be overwritten; NULL: they are to be made */
+  int32_t *sums;              /* [rows][ASPEN_NR], made elsewhere, which may be overwritten; NULL: they are to be made */
   char *out[MM_MAX_ROWS];
   const float *bias[MM_MAX_ROWS], *residual[MM_MAX_ROWS], *factor[MM_MAX_ROWS];
   uint32_t zero[MM_MAX_ROWS], rest[MM_MAX_ROWS]; /* z, and sum a - K z (read where there are zero points of columns) */

@@ -1,4 +1,5 @@
-"""ConvInteger and QLinearConv over any number of axes, by QCONV and otherwise, against ONNX's own evaluator; room for QCONV in plans."""
+"""ConvInteger and QLinearConv over any number of axes, by QCONV, QDWCONV and otherwise, against ONNX's own evaluator; room for QCONV in
+plans."""
 
 from __future__ import annotations
 
@@ -51,15 +52,16 @@ def convolved(x: Array, w: Array, x_zero: int, w_zero: Array, attrs: dict[str, A
 
 
 @pytest.mark.parametrize(("image", "attrs"), IMAGES, ids=IDS)
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("of_x", [U8, I8])
 @pytest.mark.parametrize("of_w", [U8, I8])
 @pytest.mark.parametrize("zeros", ["none", "x", "both", "columns"])
 def test_sums(image: tuple[int, ...], attrs: dict[str, Any], groups: int, of_x: Any, of_w: Any, zeros: str) -> None:
     rng = np.random.default_rng(3)
-    x, w = drawn(rng, (2, 6, *image), of_x), drawn(rng, (34, 6 // groups, *[3, 2, 2][: len(image)]), of_w)
+    outputs = 36 if groups == 6 else 34
+    x, w = drawn(rng, (2, 6, *image), of_x), drawn(rng, (outputs, 6 // groups, *[3, 2, 2][: len(image)]), of_w)
     inputs: dict[str, Any] = {"x": (of_x, x.shape), "w": w}
-    x_zero, w_zero = drawn(rng, (), of_x), drawn(rng, (34,) if zeros == "columns" else (), of_w)
+    x_zero, w_zero = drawn(rng, (), of_x), drawn(rng, (outputs,) if zeros == "columns" else (), of_w)
     inputs.update({"none": {}, "x": {"x_zero": x_zero}}.get(zeros, {"x_zero": x_zero, "w_zero": w_zero}))
     model = alone("ConvInteger", inputs, {"y": I32}, group=groups, **attrs)
     counts: dict[str, int] = {}
@@ -68,10 +70,11 @@ def test_sums(image: tuple[int, ...], attrs: dict[str, Any], groups: int, of_x: 
     assert found.dtype == I32
     np.testing.assert_array_equal(found, want)
     assert counts.get("QCONV", 0) == (groups == 1 and len(image) < 3)
+    assert counts.get("QDWCONV", 0) == (groups == 6 and len(image) < 3)
 
 
 @pytest.mark.parametrize(("image", "attrs"), IMAGES, ids=IDS)
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize(("of_x", "of_w", "of_y"), [(U8, I8, U8), (I8, I8, I8), (U8, U8, U8)])
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -79,13 +82,14 @@ def test_levels(
     image: tuple[int, ...], attrs: dict[str, Any], groups: int, of_x: Any, of_w: Any, of_y: Any, columns: bool, bias: bool
 ) -> None:
     rng = np.random.default_rng(4)
-    x, w = drawn(rng, (2, 6, *image), of_x), drawn(rng, (34, 6 // groups, *[3, 2, 2][: len(image)]), of_w)
-    many = (34,) if columns else ()
+    outputs = 36 if groups == 6 else 34
+    x, w = drawn(rng, (2, 6, *image), of_x), drawn(rng, (outputs, 6 // groups, *[3, 2, 2][: len(image)]), of_w)
+    many = (outputs,) if columns else ()
     scale, point = (rng.random(many) * 0.02 + 0.001).astype(np.float32), drawn(rng, many, of_w)
     inputs: dict[str, Any] = {"x": (of_x, x.shape), "xs": np.float32(0.03), "xz": np.array(100, of_x), "w": w, "ws": np.asarray(scale)}
     inputs |= {"wz": point, "ys": np.float32(0.9), "yz": np.array(60, of_y)}
     if bias:
-        inputs["b"] = rng.integers(-90000, 90000, 34).astype(I32)
+        inputs["b"] = rng.integers(-90000, 90000, outputs).astype(I32)
     (found,) = run_model(api.load(alone("QLinearConv", inputs, {"y": of_y}, group=groups, **attrs)), {"x": x})
     sums = convolved(x, w, 100, point, {"group": groups, **attrs}).astype(np.float64)
     across = (-1, *[1] * len(image))

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.ops.attention import GROUP
-from aspen_mp.planner.ops.packing import bf16, winograd
+from aspen_mp.planner.ops.packing import bf16, byte_taps, winograd
 from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.ops.recurrent import GRU_FORMS
 from aspen_mp.planner.ops.table import input_region, params
@@ -330,6 +330,33 @@ def test_convolutions_of_bytes(kernel: tuple[int, int], stride: tuple[int, int],
     assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0, 0], [1, 0, 0, 0]], [[2, rows, 32, 4], [2, rows, 32, 4]]]
     assert [x.tolist() for x in input_region(node, 3, lo, hi)] == [lo.tolist(), hi.tolist()]
     assert [x.tolist() for x in input_region(node, 5, lo, hi)] == [[[0]] * 2, [[1]] * 2]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1)), ((2, 1), (1, 2), (0, 2)), ((3, 2), (1, 1), (2, 0)), ((1, 1), (2, 1), (4, 3))]
+)
+def test_depthwise_convolutions_of_bytes(repeats: int, stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int]) -> None:
+    """The kernel itself, as test_products_of_bytes. Padding is no input."""
+    rng = np.random.default_rng(6)
+    image, kernel, outputs = (7, 6), (3, 2), 12 * repeats
+    size = tuple((d + 2 * p - (k - 1) * e - 1) // s + 1 for d, p, k, e, s in zip(image, pads, kernel, dilation, stride, strict=True))
+    shape = (2, outputs, *size)
+    w = Tensor("w", (outputs, 1, *kernel), np.dtype(np.int8), data=rng.integers(1, 20, (outputs, 1, *kernel)).astype(np.int8))
+    packed, parts = byte_taps.packed(w, None)
+    inputs = [rng.integers(100, 200, (2, 12, *image)).astype(np.uint8), packed.value(), values(outputs), values(2, outputs, *size)]
+    inputs += [values(1, outputs, 1, 1) + 1, np.array([3], np.uint8)]
+    attrs = {"parts": parts, "act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("QDWCONV", given, shape, attrs), np.zeros(shape, F32)
+        seen = [np.broadcast_to(x, shape) if i in (3, 4) else x for i, x in enumerate(given)]
+        assert _kernels.call("QDWCONV", [out, *seen], params(node), [0] * 4, shape) == 0
+        return out
+
+    check("QDWCONV", function, inputs, attrs, dilation == (1, 1) and stride != (3, 2), (0,), by=3)
+    check("QDWCONV", function, [*inputs[:3], values(1, 1, *size[:1], 1), *inputs[4:]], attrs, True, (2, 3), by=3)
+    check("QDWCONV", function, inputs, attrs, False, (4,), by=3)  # of sums that are 0 no factor shows
 
 
 def test_left_factors() -> None:

@@ -11,6 +11,7 @@ from graphs_by_hand import GraphBuilder
 from plan_damage import Bytes, make, operand, param
 from small_graphs import (
     blocks,
+    depthwise_bytes,
     fitting_levels,
     images_of_bytes,
     inverted_residuals,
@@ -173,6 +174,43 @@ def test_damaged_products_of_bits(name: str, damage: Callable[[Bytes], None]) ->
 )
 def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
     assert_refused(images_of_bytes, damage, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("parts", param("QDWCONV", 0, 0)),
+        ("parts", param("QDWCONV", 0, 4)),
+        ("shape of input 1", param("QDWCONV", 0, 2)),
+        ("kernel", param("QDWCONV", 1, 0)),
+        ("shape of input 1", param("QDWCONV", 1, 4)),
+        ("shape of input 1", param("QDWCONV", 2, 5)),
+        ("stride", param("QDWCONV", 3, 0)),
+        ("dilation", param("QDWCONV", 6, 1 << 40)),
+        ("window", param("QDWCONV", 4, 1 << 30)),
+        ("window", param("QDWCONV", 6, 1 << 30)),
+        ("pad", param("QDWCONV", 7, -1)),
+        ("activation", param("QDWCONV", 9, 1000)),
+        ("residual_last", param("QDWCONV", 12, 2)),
+        ("zero", param("QDWCONV", 14, 1 << 62)),
+        ("dtype of the output", operand("QDWCONV", 0, "dtype", DTYPES["BOOL"])),
+        ("rank of the output", operand("QDWCONV", 0, "rank", 3)),
+        ("dtype of input 0", operand("QDWCONV", 1, "dtype", DTYPES["BOOL"])),
+        ("rank of input 0", operand("QDWCONV", 1, "rank", 3)),
+        ("batch of input 0", operand("QDWCONV", 1, "dims", [[1, 40, 9, 8, 0, 0, 0, 0]])),
+        ("channels of input 0", operand("QDWCONV", 1, "dims", [[2, 39, 9, 8, 0, 0, 0, 0]])),
+        ("dtype of input 1", operand("QDWCONV", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("QDWCONV", 2, "dims", [[1, 9, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("QDWCONV", 2, "strides", [[9 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("QDWCONV", 3, "dims", [[39, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 4", operand("QDWCONV", 5, "dtype", DTYPES["I32"])),
+        ("shape of input 5", operand("QDWCONV", 6, "dims", [[0, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 5", operand("QDWCONV", 6, "dtype", DTYPES["I8"])),
+        ("required", operand("QDWCONV", 2, "dtype", 0)),
+    ],
+)
+def test_damaged_depthwise_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    assert_refused(depthwise_bytes, damage, name)
 
 
 @pytest.mark.parametrize(

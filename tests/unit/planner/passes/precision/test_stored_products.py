@@ -118,6 +118,48 @@ def test_conv(axis: int | None, bias: str, image: tuple[int, ...], kernel: tuple
     assert node.attrs["act"][0] == "RELU"
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("stored", [U8, I8])
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize(
+    ("image", "kernel", "attrs"),
+    [
+        ((9, 8), (3, 3), {"pads": [1, 1, 1, 1]}),
+        ((9, 8), (5, 5), {"pads": [2, 2, 2, 2], "strides": [2, 2]}),
+        ((9, 8), (3, 2), {"strides": [2, 1], "dilations": [1, 3], "pads": [0, 2, 3, 1]}),
+        ((9, 8), (4, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+        ((17,), (5,), {"strides": [2], "pads": [2, 1]}),
+    ],
+    ids=str,
+)
+def test_depthwise(
+    axis: int | None, stored: Any, repeats: int, image: tuple[int, ...], kernel: tuple[int, ...], attrs: dict[str, Any]
+) -> None:
+    net, outputs = Net(opset=21, x=(2, 33, *image)), 33 * repeats
+    w = weight(net, outputs, 1, *kernel, kind=stored, axis=axis, points=True)
+    y = net("Conv", data(net, "x", U8), w, biases(net, outputs), group=33, **attrs)
+    quantize, node, *others = made(net, net("Relu", y))
+    assert (quantize.op, node.op) == ("QUANTIZE", "QDWCONV")
+    if len(image) == 1:  # a view is between the sums and the rest
+        return
+    assert not others
+    assert present(node) == {FACTOR, ZERO, BIAS}
+    assert node.attrs["act"][0] == "RELU"
+
+
+def test_bytes_from_end_to_end() -> None:
+    """An inverted residual: what expands, what is depthwise and what projects are three kernels, with bytes between them."""
+    net = Net(opset=21, x=(1, 8, 6, 7))
+    x = data(net, "x")
+    y = data(net, net("Clip", net("Conv", x, weight(net, 40, 8, 1, 1, axis=0), biases(net, 40)), net.number(0.0), net.number(6.0)))
+    y = net("Conv", y, weight(net, 40, 1, 3, 3, axis=0), biases(net, 40), group=40, pads=[1] * 4)
+    y = data(net, net("Clip", y, net.number(0.0), net.number(6.0)))
+    y = net("Conv", y, weight(net, 8, 40, 1, 1, axis=0), biases(net, 8))
+    nodes = made(net, net("Add", y, x), tolerance=0.02)
+    assert ops(nodes) == ["QUANTIZE", "DEQUANTIZE", "QCONV", "QDWCONV", "QCONV"]
+    assert [n.output.dtype for n in nodes[2:]] == [np.uint8, np.uint8, np.float32]
+
+
 def biases(net: Net, n: int) -> str:
     """As tools write them."""
     values, scale = net.constant(net.rng.integers(-9000, 9000, n).astype(np.int32)), net.number(1e-4)

@@ -1,0 +1,71 @@
+/* Values as bytes without a quotient for each, where the scale allows that, for two rows of columns at a time. */
+#ifndef ASPEN_BYTE_LEVELS_H
+#define ASPEN_BYTE_LEVELS_H
+#include "gemm/byte_sums.h"
+#include "gemm/int8.h"
+
+#define FAR_LEVEL 1e6f      /* beyond any level */
+#define QUICK_SCALE 1e20f   /* scales of quick levels lie within this and its reciprocal … */
+#define QUICK_ZERO 255     /* … and zero points this near 0 */
+#define QUICK_BITS 15      /* of the mantissa of a scale that decide whether levels are quick */
+#define QUICK_DISTANCE 16  /* of these bits from a multiple of 2^QUICK_BITS, at least */
+
+/* Whether x * reciprocal + x * rest, each step rounded, and then rounded to a whole number, is x / scale rounded twice, wherever that is
+ * within 510. The first sum is within 2^-47 of the quotient, so its rounding differs only next to the middle between two floats. One of
+ * these must be half an odd number below 2^10, or the whole numbers are the same. Be X and S the mantissas of x and of the scale. The
+ * distance from such a middle is |X 2^k - (2^QUICK_BITS i ± 1) S|, with whole numbers i and k >= 24. It is at least the distance of S
+ * from a multiple of 2^QUICK_BITS, in parts of less than 2^50. */
+INLINE int quick_scale(float scale) {
+  if (!(scale > 1 / QUICK_SCALE && scale < QUICK_SCALE)) return 0;
+  uint32_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  const uint32_t above = bits & ((1u << QUICK_BITS) - 1);
+  return above >= QUICK_DISTANCE && above <= (1u << QUICK_BITS) - QUICK_DISTANCE;
+}
+
+/* Operands of quick levels: see quick_scale. */
+typedef struct quick {
+  vf reciprocal, rest, most;
+  vi zero; /* of 16 bits */
+} quick;
+
+#if VL > 4
+INLINE quick quick_of(const int8_job *job) {
+  return (quick){vset1(job->reciprocal), vset1(job->reciprocal_rest), vset1(job->scale) * vset1(FAR_LEVEL),
+                 viset1((int32_t)((uint32_t)(uint16_t)(int16_t)job->zero * 0x10001u))};
+}
+/* x in units of the scale. NaN and all far below 0 become INT32_MIN, whose level is the lowest. */
+INLINE vi quick_quotient(const quick *by, vf x) {
+  x = vmin(by->most, x);
+  const vf q = vfma(x, by->reciprocal, x * by->rest);
+#if VL == 16
+  return (vi)_mm512_cvtps_epi32(q);
+#else
+  return (vi)_mm256_cvtps_epi32(q);
+#endif
+}
+/* The levels of q, WIDTH columns of two rows, at `to` and `below`. */
+INLINE void quick_levels(const quick *by, int is_signed, const vi q[2 * VECTORS], uint8_t *to, uint8_t *below) {
+#if VL == 16
+  const __m512i zero = (__m512i)by->zero, order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i a = _mm512_adds_epi16(_mm512_packs_epi32((__m512i)q[0], (__m512i)q[1]), zero);
+  const __m512i b = _mm512_adds_epi16(_mm512_packs_epi32((__m512i)q[2], (__m512i)q[3]), zero);
+  const __m512i both = _mm512_permutexvar_epi32(order, is_signed ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b));
+  _mm256_storeu_si256((__m256i *)to, _mm512_castsi512_si256(both));
+  _mm256_storeu_si256((__m256i *)below, _mm512_extracti64x4_epi64(both, 1));
+#else
+  const __m256i zero = (__m256i)by->zero, order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i a = _mm256_adds_epi16(_mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]), zero);
+  const __m256i b = _mm256_adds_epi16(_mm256_packs_epi32((__m256i)q[2], (__m256i)q[3]), zero);
+  const __m256i both = _mm256_permutevar8x32_epi32(is_signed ? _mm256_packs_epi16(a, b) : _mm256_packus_epi16(a, b), order);
+  _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(both));
+  _mm_storeu_si128((__m128i *)below, _mm256_extracti128_si256(both, 1));
+#endif
+}
+#else /* portable fused operations round twice: no scale is quick */
+INLINE quick quick_of(const int8_job *job) { return (quick){vzero(), vzero(), vzero(), viset1(0)}; }
+INLINE vi quick_quotient(const quick *by, vf x) { return vbits(x); }
+INLINE void quick_levels(const quick *by, int is_signed, const vi q[2 * VECTORS], uint8_t *to, uint8_t *below) {}
+#endif
+
+#endif
