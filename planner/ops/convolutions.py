@@ -71,8 +71,8 @@ WIDE_NS = 0.02
 DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
 QUAD_NS, LAID_NS, DEPTHWISE_BYTE_NS = 0.008, 0.03, 0.12
-"""Times of an element of QDWCONV's output: four rows of a column of its window; a row of the window, for each column of input; the
-rest."""
+"""Times of an element of QDWCONV's output. The first is for four rows of a column of its window, the second for a row of the window and a
+column of input."""
 TAP_NS = 0.026
 """A tap of a window of POOL that shares nothing with its neighbours."""
 AVERAGE_OF_NINE_NS = 0.13
