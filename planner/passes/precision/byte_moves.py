@@ -15,6 +15,7 @@ _MOVES: Final = frozenset(
     {"DepthToSpace", "Flatten", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze"}
 )
 """Their results are among their first input's values, and in the same order whatever these stand for."""
+_BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _LARGEST_SCALE: Final = 1e36
 """Any byte times a scale up to here is a float."""
 
@@ -31,7 +32,7 @@ def move_bytes(graph: Graph) -> None:
     for node in graph.nodes:
         if replaced:
             node.inputs = [None if t is None else replaced.get(t, t) for t in node.inputs]
-        found = None if node.op != "QuantizeLinear" or node.output in outputs else _source(node, producer)
+        found = _source(node, producer) if _gives_bytes(node) and node.output not in outputs else None
         if found is None:
             kept.append(node)
             continue
@@ -44,12 +45,16 @@ def move_bytes(graph: Graph) -> None:
         graph.nodes = graph.read_nodes()
 
 
+def _gives_bytes(node: Node) -> bool:
+    return node.op == "QuantizeLinear" and node.output.dtype in _BYTES
+
+
 def _quantize_parts(graph: Graph) -> None:
     """Rewrites QuantizeLinear of a Concat that nothing else reads as Concat of the quantised parts."""
     producer, uses = graph.producers(), graph.uses()
     kept: list[Node] = []
     for node in graph.nodes:
-        x = node.inputs[0] if node.op == "QuantizeLinear" else None
+        x = node.inputs[0] if _gives_bytes(node) else None
         joined = None if x is None else producer.get(x)
         if x is None or joined is None or joined.op != "Concat" or uses[x] > 1 or parameters(node) is None:
             kept.append(node)

@@ -131,3 +131,12 @@ def test_parts_of_a_concat_are_quantised_before_it(alone: bool) -> None:
     outputs = [quantised] if alone else [quantised, chain.net("Neg", joined)]
     nodes = check(chain.net, *outputs, scale=3.0, tolerance=0, reference=True)
     assert ops(nodes).count("QUANTIZE") == (3 if alone else 0)
+
+
+def test_wider_levels_are_left_as_they_are() -> None:
+    """No kernel takes maxima of 16 bits."""
+    chain = Chain(10)
+    beside = chain.net.constant(np.float32(0.01)), chain.net.constant(np.int16(5))
+    y = chain.net("MaxPool", chain.again("x", beside), kernel_shape=[2, 2])
+    nodes = check(chain.net, chain.again(y, beside), scale=3.0, tolerance=0, reference=True)
+    assert ops(nodes) == ["QUANTIZE", "DEQUANTIZE", "POOL", "QUANTIZE", "DEQUANTIZE"]
