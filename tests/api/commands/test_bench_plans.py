@@ -33,8 +33,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     model = models.build(NETWORK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASPEN_MP_CACHE", str(cache))
+        feeds = models.inputs(model)
         with aspen_mp.Runtime(workers=2) as runtime:
-            runtime.load(model).run(models.inputs(model))
+            runtime.load(model, input_shapes={name: value.shape for name, value in feeds.items()}).run(feeds)
         wait_for(lambda: entries(cache, "plans"))
         return plan_file.load(entries(cache, "plans")[0].read_bytes())
 
