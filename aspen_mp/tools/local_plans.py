@@ -50,7 +50,7 @@ def machine_of(cpus: Sequence[int]) -> Machine:
 
 
 def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine, planning: Experiment = AUTOMATIC) -> Plan:
-    """Return the plan that a runtime makes for inputs such as these arrays and cores of these speeds, predicted with the rates in use.
+    """Return the searched plan of a runtime for inputs such as these arrays and cores of these speeds, predicted with the rates in use.
     ValueError: it takes values that are known at run time."""
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
     request = api.PlanRequest(planning=planning, instructions=local_rates.instructions())
