@@ -236,6 +236,7 @@ def test_idle_runtime_sleeps() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
+        wait_until_idle(pids)  # a worker says that it parks, then beats once more
         beats = [r["heartbeat"] for r in machine.table.workers()]
         wait_until_idle(pids)
         assert [r["heartbeat"] for r in machine.table.workers()] == beats
