@@ -133,6 +133,7 @@ def _foreground(
     """Starts the runtime, loads the models and serves until the end. `ready_fd`: who waits for a report there."""
     from aspen_mp.cli import metrics as endpoint
     from aspen_mp.cli.notify import Notifier
+    from aspen_mp.client.signature import fixed_shapes
 
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
@@ -144,7 +145,9 @@ def _foreground(
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
                 model = runtime.load(source.model, name=source.label, precision=precision, progress=update)
                 held.append(model)
-                _prepare(model, update)
+                shapes = fixed_shapes(model.inputs)
+                if shapes is not None:
+                    model.prepare(shapes, update)  # no request waits yet, so there is time for a search
         stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
             workers = runtime.workers
@@ -284,11 +287,3 @@ def _failure(status: int, answer: bytes, said: bytes) -> Exception:
         return getattr(errors, error["type"], AspenError)(error["message"])
     except (ValueError, KeyError, TypeError):
         return AspenError(said.decode(errors="replace").strip() or f"the runtime did not start: exit status {status}")
-
-
-def _prepare(model: Model, update: Callable[[str, int, int], None]) -> None:
-    """Have the plan of a model with fixed shapes searched: no request waits yet."""
-    shapes = {info.name: info.shape for info in model.inputs if not info.optional}
-    plain = all(info.kind == "tensor" and not info.dtype.hasobject for info in model.inputs)
-    if plain and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes.values()):
-        model.prepare(shapes, update)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests.buffers import InputBuffers
 from aspen_mp.client.requests.stage import Transfers
 from aspen_mp.client.requests.submission import Submission, outcome
-from aspen_mp.client.signature import ValueInfo
+from aspen_mp.client.signature import ValueInfo, fixed_shapes
 from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms, stream_async
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings import _control
@@ -497,8 +497,9 @@ class Model(Submission):
             RuntimeLost: There is no other runtime.
         """
         self._residence.tree()
-        if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
-            self._plan({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
+        shapes = fixed_shapes(self.inputs)
+        if shapes is not None:
+            self._plan(shapes)
 
     def unload(self) -> None:
         """Give the model back. The runtime frees it when no client uses it any more and its last request has ended.
@@ -507,10 +508,6 @@ class Model(Submission):
         """
         if self._requests.leaves():
             self._give_back()
-
-
-def _fixed(info: ValueInfo) -> bool:
-    return info.shape is not None and all(isinstance(dim, int) for dim in info.shape)
 
 
 def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: ModelSource | None = None) -> Model:

@@ -209,8 +209,8 @@ class Runtime:
             name: What `status` and messages call it. None: the name of the file or of the graph.
             instances: How many requests of it can execute at the same time, from 1 to 32; each takes memory of its own for activations.
                 None: the profile's value, or with the objective "throughput" as many as keep all cores busy.
-            input_shapes: {input: shape} to plan at once. Without it, a model with open dimensions is planned at its first request. A model
-                whose inputs are not all numbers always is.
+            input_shapes: {input: shape} to plan at once, with a search for tiles. Without it, tiles are searched once the shapes have come
+                often. A model with open dimensions is planned at its first request then, and so is one whose inputs are not all numbers.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
                 bf16 and sum in f32, where the processor has AVX512_BF16. All else stays f32.
             winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and

@@ -181,5 +181,19 @@ class Signature:
         return names
 
 
+def fixed_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int, ...]] | None:
+    """Return the shape of each input that is not optional; None where a dimension is open, or an input is not a tensor of numbers."""
+    found: dict[str, tuple[int, ...]] = {}
+    for info in inputs:
+        if info.optional:
+            continue
+        if info.kind != "tensor" or info.dtype.hasobject or info.shape is None:
+            return None
+        found[info.name] = tuple(dim for dim in info.shape if isinstance(dim, int))
+        if len(found[info.name]) < len(info.shape):
+            return None
+    return found
+
+
 def _shape_text(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

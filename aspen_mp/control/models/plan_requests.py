@@ -234,9 +234,9 @@ class PlanRequests(PlanBuilder):
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
             limit = {"longest_ms": job.longest_ms} if job.longest_ms else {}
             self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds, **limit)
+        same = model.live.get(plan.live_key)  # a client wants it searched, or has asked for its own shapes meanwhile
         if plan.answer.plan:
-            model.made.add(plan, replaces=old is not None or job.within is not None)
-        same = model.live.get(plan.live_key)  # it was asked for by its own shapes meanwhile
+            model.made.add(plan, replaces=old is not None or same is not None or job.within is not None)
         for replaced in dict.fromkeys([old, same]):
             if replaced is not None:
                 self.retire(replaced)

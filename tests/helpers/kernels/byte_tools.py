@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import folders
 import numpy as np
 
+from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,6 +55,34 @@ def quantised(values: Array, scale: float, zero: int, dtype: type, isa: str) -> 
     each = [np.broadcast_to(np.array(v, t), values.shape) for v, t in ((scale, np.float32), (zero, dtype))]
     assert _kernels.call("QUANTIZE", [out, values, *each], [0], [0] * out.ndim, out.shape, isa) == 0
     return out
+
+
+def check_refused(kernel: Callable[..., int], x: Array, panels: Array, params: list[int | float]) -> None:
+    """What a convolution of bytes does not serve is an error, never a wrong answer. `kernel(out, *inputs, p=params)` returns its status.
+    `x`: u8 [2, C, 4, 5]. `panels`: weights of one pixel for six channels of output."""
+    whole, single = np.empty((2, 6, 4, 5), np.int32), np.empty((2, 6, 4, 5), np.float32)
+    bias, extra, zero = np.ones(6, np.float32), np.ones_like(single), np.ones(1, np.uint8)
+    assert kernel(whole, x, panels) == kernel(single, x, panels, bias, extra, extra, zero) == 0
+    for to in BYTES:
+        assert kernel(whole.astype(to), x, panels, bias, extra, extra, zero) == 0
+    for to in (np.float64, np.uint32, np.int16):
+        assert kernel(whole.astype(to), x, panels) == BAD_ARGUMENT
+    for to in (np.float32, np.int16):
+        assert kernel(whole, x.astype(to), panels) == BAD_ARGUMENT
+    assert kernel(whole, x, panels.view(np.uint8)) == BAD_ARGUMENT
+    assert kernel(whole, x, panels[0]) == BAD_ARGUMENT
+    assert kernel(whole, x[0], panels) == BAD_ARGUMENT
+    assert kernel(whole[0], x, panels) == BAD_ARGUMENT
+    for place, operand in enumerate((bias, extra, extra)):
+        before = [None] * place
+        assert kernel(whole, x, panels, *before, operand) == BAD_ARGUMENT, "sums themselves take nothing"
+        assert kernel(single, x, panels, *before, operand.astype(np.float64)) == BAD_ARGUMENT
+        assert kernel(single, x, panels, *before, operand[None]) == BAD_ARGUMENT
+    for point in (np.ones(1, np.float32), np.ones(1, np.int8)):
+        assert kernel(single, x, panels, None, None, None, point) == BAD_ARGUMENT
+    for opcode in (len(UNARY), -1):
+        other = [*params[:9], opcode, *params[10:]]
+        assert kernel(single, x, panels, p=other) == BAD_ARGUMENT
 
 
 def elsewhere(folder: Path, *command: str, switch: str = SWITCH, value: str = "off") -> subprocess.CompletedProcess[str]:

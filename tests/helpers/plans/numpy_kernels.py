@@ -135,9 +135,14 @@ def _qgemm(
     return _finish_bytes(p[1:], np.einsum("...mk,nk->...mn", left, terms[:, 0]) + constants, bias, residual, factor)
 
 
+def _headers(b: Array, columns: int) -> list[Array]:
+    """Of the panels of bytes: sums, zero points and constants, [columns] each."""
+    return [np.concatenate(list(np.ascontiguousarray(b[:, i]).view(np.int32)[..., 0]))[:columns] for i in range(3)]
+
+
 def _unpack_bytes(b: Array, columns: int, depth: int, zeros: bool) -> tuple[Array, Array]:
     """[columns, taps, depth] less their zero points, and constants."""
-    _, points, constants = (np.concatenate(list(np.ascontiguousarray(b[:, i]).view(np.int32)[..., 0]))[:columns] for i in range(3))
+    _, points, constants = _headers(b, columns)
     body = b[:, BYTES_HEADER:].transpose(0, 2, 1, 3)
     terms = body.reshape(len(b) * 32, -1, -(-depth // 4) * 4)[:columns, :, :depth]
     return terms.astype(np.float64) - points[:, None, None] * zeros, constants
@@ -180,7 +185,7 @@ def _qdwconv(
     factor: Array | None = None,
     zero: Array | None = None,
 ) -> Array:
-    _, _, constants = (np.concatenate(list(np.ascontiguousarray(w[:, i]).view(np.int32)[..., 0]))[: out[1]] for i in range(3))
+    _, _, constants = _headers(w, out[1])
     taps = w[:, BYTES_HEADER:].reshape(len(w), p[0], -(-p[1] // 4), p[2], 32, 4).sum(1, dtype=np.float64)
     taps = taps.transpose(0, 3, 1, 4, 2).reshape(len(w) * 32, -1, p[2])[: out[1], : p[1]]  # channel, row, column
     left = np.repeat(x.astype(np.float64) - (0 if zero is None else zero.astype(np.float64).reshape(())), out[1] // x.shape[1], axis=1)

@@ -8,7 +8,20 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from byte_tools import BAD_ARGUMENT, BYTES, EDGES, SCRATCH, WITHOUT, check_digests, check_without, drawn, quantised, scale_of, wrapped
+from byte_tools import (
+    BAD_ARGUMENT,
+    BYTES,
+    EDGES,
+    SCRATCH,
+    WITHOUT,
+    check_digests,
+    check_refused,
+    check_without,
+    drawn,
+    quantised,
+    scale_of,
+    wrapped,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, filled, layout, run, same_bits
@@ -18,7 +31,6 @@ from test_qconv import LAYOUTS, laid_out, out_of, params
 from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.ops.convolutions import strip_scratch
 from aspen_mp.planner.ops.packing import byte_taps
-from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 
 EXAMPLES = 60 if WITHOUT else 250
@@ -249,33 +261,12 @@ def test_nothing_to_do():
 @pytest.mark.parametrize("isa", ISAS)
 def test_bad_arguments_are_refused(isa):
     g, x, (panels, _) = Geometry((1, 1)), np.ones((2, 6, 4, 5), np.uint8), packed(np.ones((6, 1, 1, 1), np.int8), None)
-    whole, single = np.empty((2, 6, 4, 5), np.int32), np.empty((2, 6, 4, 5), np.float32)
-    bias, extra, zero = np.ones(6, np.float32), np.ones_like(single), np.ones(1, np.uint8)
 
     def qdwconv(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
         return _kernels.call("QDWCONV", list(args), p or params(g, 1), [0] * args[0].ndim, args[0].shape, isa)
 
-    assert qdwconv(whole, x, panels) == qdwconv(single, x, panels, bias, extra, extra, zero) == 0
-    for to in (np.float64, np.uint32, np.int16):
-        assert qdwconv(whole.astype(to), x, panels) == BAD_ARGUMENT
-    for to in (np.float32, np.int16):
-        assert qdwconv(whole, x.astype(to), panels) == BAD_ARGUMENT
-    assert qdwconv(whole, x, panels.view(np.uint8)) == BAD_ARGUMENT
-    assert qdwconv(whole, x, panels[0]) == BAD_ARGUMENT
-    assert qdwconv(whole, x[0], panels) == BAD_ARGUMENT
-    assert qdwconv(whole[0], x, panels) == BAD_ARGUMENT
-    assert qdwconv(whole, x, panels, p=params(g, 0)) == BAD_ARGUMENT
-    for place, operand in enumerate((bias, extra, extra)):
-        before = [None] * place
-        assert qdwconv(whole, x, panels, *before, operand) == BAD_ARGUMENT, "sums themselves take nothing"
-        assert qdwconv(single, x, panels, *before, operand.astype(np.float64)) == BAD_ARGUMENT
-        assert qdwconv(single, x, panels, *before, operand[None]) == BAD_ARGUMENT
-    for point in (np.ones(1, np.float32), np.ones(1, np.int8)):
-        assert qdwconv(single, x, panels, None, None, None, point) == BAD_ARGUMENT
-    for opcode in (len(UNARY), -1):
-        p = params(g, 1)
-        p[9] = opcode
-        assert qdwconv(single, x, panels, p=p) == BAD_ARGUMENT
+    check_refused(qdwconv, x, panels, params(g, 1))
+    assert qdwconv(np.empty((2, 6, 4, 5), np.int32), x, panels, p=params(g, 0)) == BAD_ARGUMENT
 
 
 # ------------------------------------------------------------------------------------------------------ without the instruction
