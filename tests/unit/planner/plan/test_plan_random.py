@@ -46,7 +46,8 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
             one = pick(hs.booleans())
             given, kernel, columns = b.whole(pick(hs.sampled_from(sized)), of), (1, 1) if one else (3, 3), pick(hs.booleans())
             if pick(hs.booleans()):
-                return b.conv_bytes(given, x.shape[1], kernel, residual=x, zero=zero, columns=columns, depthwise=pick(hs.booleans()))
+                depthwise = x.shape[1] % given.shape[1] == 0 and pick(hs.booleans())
+                return b.conv_bytes(given, x.shape[1], kernel, residual=x, zero=zero, columns=columns, depthwise=depthwise)
             small = b.conv_bytes(given, pick(hs.sampled_from([2, 4, 33])), kernel, zero=zero, columns=columns, dtype=np.uint8)
             return b.conv_bytes(small, pick(hs.sampled_from([2, 4, 33])), stride=pick(hs.sampled_from([1, 2])), columns=columns)
         case "grouped" if x.shape[1] % 2 == 0:
