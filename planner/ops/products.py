@@ -178,19 +178,20 @@ def _qnbitgemm_checks(call: Call) -> None:
 
 
 def bytes_and_scales(call: Call, last: int) -> None:
-    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
+    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, and those of bytes."""
     out, a, b = call.out, call.input(0), call.input(1)
     has_function(call, last)
     in_range(call, last + 3, "residual_last", 0, 3)
     in_range(call, last + 5, "zero", -LIMIT, LIMIT)
+    in_range(call, last + 7, "residual_zero", -LIMIT, LIMIT)
     need(out.dtype in (F32, I32, I8, U8), "dtype of the output", out.dtype, (F32, I32, I8, U8))
     need(a.dtype in (I8, U8), "dtype of input 0", a.dtype, (I8, U8))
     need(b.dtype == I8, "dtype of input 1", b.dtype, I8)
     need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
     for i in range(2, 6):
         arg = call.optional(i)
-        wanted = a.dtype if i == 5 else F32
-        need(arg is None or arg.dtype == wanted, f"dtype of input {i}", arg and arg.dtype, wanted)
+        wanted = (a.dtype,) if i == 5 else (F32, I8, U8) if i == 3 else (F32,)
+        need(arg is None or arg.dtype in wanted, f"dtype of input {i}", arg and arg.dtype, wanted)
         need(arg is None or i == 5 or out.dtype != I32, f"input {i}", "present", "absent where the output is the sums")
     need(out.dtype != I32 or call.params[last] == UNARY["IDENTITY"], "activation", call.params[last], "none where the output is the sums")
 
@@ -282,7 +283,12 @@ LAST = Param(
     lambda a: (2 if a.get("gated", False) else int(a.get("residual_last", False)),),
 )
 ZEROS = integer("zeros", "whether the weights have zero points")
-OUT_SCALE, OUT_ZERO = real("scale", "of bytes of output", 1.0), integer("zero", "of bytes of output", 0)
+IN_BYTES = (
+    real("scale", "of bytes of output", 1.0),
+    integer("zero", "of bytes of output", 0),
+    real("residual_scale", "of a residual of bytes, whose values are (byte - zero) * scale", 1.0),
+    integer("residual_zero", "of a residual of bytes", 0),
+)
 BYTES = "act(factor * sums + bias + residual) in f32; as bytes, that over the scale and rounded, plus the zero point; or the sums in i32"
 _COST = Cost(_gemm_flops, tiles=TileModel.PRODUCT, residual_ns=RESIDUAL_NS, hides=True)
 
@@ -334,7 +340,7 @@ SPECS = (
             Input("factor", "of the sums", True, Seen.OUTPUT),
             Input("zero", "of A, one a row", True, Seen.OUTPUT),
         ),
-        params=(ZEROS, replace(ACT, about=BYTES), LAST, OUT_SCALE, OUT_ZERO),
+        params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
         region=_qgemm_region,
         checks=_qgemm_checks,
         kind=Kind.PRODUCT,

@@ -34,7 +34,15 @@ from aspen_mp.planner.passes import (
     weight_prefetch,
 )
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
-from aspen_mp.planner.passes.precision import bf16, byte_moves, byte_tables, half_precision, integer_products, quantization
+from aspen_mp.planner.passes.precision import (
+    bf16,
+    byte_epilogues,
+    byte_moves,
+    byte_tables,
+    half_precision,
+    integer_products,
+    quantization,
+)
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
@@ -140,7 +148,10 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(merge.merge_products),
     _rewrite(prologues.fuse_prologues),
     Pass("pointwise and depthwise", "kernels", _depthwise, STACKING, "stack"),
+    _rewrite(byte_epilogues.drop_limits),
     _rewrite(integer_products.fuse_levels),
+    _rewrite(byte_epilogues.join_bytes),
+    _rewrite(byte_epilogues.count_in_levels),
     _rewrite(multiply_adds.fuse_multiply_adds),
     Pass("depth first", "kernels", _depth_first, STACKING, "stack"),
     _rewrite(common.share),

@@ -101,21 +101,23 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - in B: packed [ceil(N/32), 3 + ceil(K/4), 32, 4], i8. A panel begins with the columns' sums over k, their y and c (i32 each). Behind
  *   these its terms are (k / 4, column, k % 4), with zeros behind the last term and column.
  * - in bias?, residual?, factor? (f32), zero? (as A, one a row): the rank of out, broadcast by stride 0. Without zero it is 0.
+ * - A residual may be of bytes, i8 or u8. Its values are (byte - zero) * scale, rounded once.
  * - For i32 there are no bias, residual and factor.
- * - params: y (1: some may not be 0), ACT, residual_last, f64 scale, zero of the output.
+ * - params: y (1: some may not be 0), ACT, residual_last, BYTES.
+ * - BYTES: f64 scale and zero of an output of bytes, f64 scale and zero of a residual of bytes.
  *
  * QCONV: out[N, OC, OH, OW], 2-D, as QGEMM.
  * - in X[N, C, H, W]: i8 or u8.
  * - in W: packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as QGEMM's B, with (kh, kw, c / 4, column, c % 4).
  * - in bias? [OC], residual?, factor? (rank 4, as out).
  * - in zero?: one element, as X; the padding is zero.
- * - params: y, WINDOW, ACT, residual_last, f64 scale, zero of the output.
+ * - params: y, WINDOW, ACT, residual_last, BYTES.
  *
  * QDWCONV: as QCONV with OC = M * C channels, each made of one of input: channel c of output of channel c / M.
  * - in W: packed [ceil(OC/32), 3 + parts*ceil(KH/4)*KW, 32, 4], i8. A panel begins as QGEMM's B, whose y are 0 here. Behind that, weights
  *   less their zero points are (part, kh / 4, kw, column, kh % 4), with zeros behind the last row and column.
  * - in bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X).
- * - params: parts (bytes that a weight is the sum of, 1 to 3), WINDOW, ACT, residual_last, f64 scale, zero of the output.
+ * - params: parts (bytes that a weight is the sum of, 1 to 3), WINDOW, ACT, residual_last, BYTES.
  *
  * BGEMM: as GEMM with packed B, with A and B rounded to bf16 (to nearest even).
  * - Products of pairs of terms 2 i, 2 i + 1 are summed in f32 over ascending i.

@@ -11,7 +11,8 @@
 typedef struct row_place {
   const uint8_t *a;
   char *out;
-  const float *bias, *residual, *factor;
+  const float *bias, *factor;
+  const void *residual;
   uint32_t zero, rest; /* see int8_rows */
 } row_place;
 
@@ -32,7 +33,7 @@ size_t aspen_scratch_qgemm(const aspen_call *c) {
 /* Rows [row, row + n) of the tile times columns [first, last) of the panel at `column`. */
 static void block(const int8_job *job, const row_place *places, int n, const char *panel, int32_t *sums, const char *next, int64_t next_step,
                   int64_t column, int64_t first, int64_t last) {
-  int8_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .sums = sums, .next = next, .next_step = next_step};
+  int8_rows rows = {.terms = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step}, .sums = sums};
   for (int r = 0; r < n; r++) {
     const row_place *p = places + r;
     rows.out[r] = p->out, rows.bias[r] = p->bias, rows.residual[r] = p->residual, rows.factor[r] = p->factor;
@@ -82,7 +83,7 @@ int FN(qgemm)(const aspen_call *c) {
     row_place *p = &places[r];
     *p = (row_place){.a = bytes + at[A], .out = out->ptr + size * at[OUT],
                      .bias = bias->dtype ? (const float *)bias->ptr + at[BIAS] : NULL,
-                     .residual = residual->dtype ? (const float *)residual->ptr + at[RESIDUAL] : NULL,
+                     .residual = residual->dtype ? residual->ptr + at[RESIDUAL] * (residual->dtype == ASPEN_DT_F32 ? 4 : 1) : NULL,
                      .factor = factor->dtype ? (const float *)factor->ptr + at[FACTOR] : NULL,
                      .zero = (zero->dtype ? (uint8_t)zero->ptr[at[ZERO]] : 0) ^ flip};
     in_place &= r < 2 || p->a - p[-1].a == places[1].a - places[0].a;
