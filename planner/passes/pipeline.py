@@ -36,6 +36,7 @@ from aspen_mp.planner.passes import (
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
 from aspen_mp.planner.passes.precision import (
     bf16,
+    byte_arithmetic,
     byte_epilogues,
     byte_moves,
     byte_tables,
@@ -151,6 +152,7 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(byte_epilogues.drop_limits),
     _rewrite(integer_products.fuse_levels),
     _rewrite(byte_epilogues.join_bytes),
+    _rewrite(byte_arithmetic.combine_bytes),
     _rewrite(byte_epilogues.count_in_levels),
     _rewrite(multiply_adds.fuse_multiply_adds),
     Pass("depth first", "kernels", _depth_first, STACKING, "stack"),

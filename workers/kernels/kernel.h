@@ -220,6 +220,10 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * DEQUANTIZE: out = (X - zero) * scale, f32.
  * - in X (i8, u8, i16, u16, i32), scale (f32), zero? (dtype of X): the rank of out, broadcast by stride 0.
  *
+ * QBINARY: out = QUANTIZE(act(DEQUANTIZE(X) op DEQUANTIZE(Y))), all i8 or u8, with the roundings of these kernels.
+ * - in X, Y: the rank of out, broadcast by stride 0.
+ * - params: op (ADD, SUB or MUL), ACT, then f64 scale and zero point of X, of Y, and of out.
+ *
  * LOOKUP: out = table[X], where the lowest value of X has the first entry.
  * - in X (u8, i8): the rank of out, broadcast by stride 0. table[256] (dtype of out), dense.
  * - out: i8, u8, f32.

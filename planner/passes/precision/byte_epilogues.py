@@ -14,6 +14,8 @@ from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.passes.precision.integer_products import FACTOR, PRODUCTS
 from aspen_mp.planner.passes.rewrite import Rewriter, scalar_of
 
+Stored = tuple[Tensor, float, int]
+"""Bytes, their scale and their zero point."""
 _BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 _BIAS, _RESIDUAL = 2, 3
 _LEAST = 1e-30
@@ -29,9 +31,10 @@ def drop_limits(graph: Graph) -> None:
         limit = rewriter.made_by(node.inputs[0], "UNARY")
         if limit is None or limit.attrs["opcode"] not in {"RELU", "CLIP"} or not rewriter.only_use(limit.output):
             continue
-        scale, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[2]) if len(node.inputs) > 2 else 0.0
-        if scale is None or zero is None or not 0.0 < scale < np.inf:
+        found = parameters(node)
+        if found is None or not 0.0 < found[0] < np.inf:
             continue
+        scale, zero = found
         info = np.iinfo(node.output.dtype)
         low, high = (0.0, np.inf) if limit.attrs["opcode"] == "RELU" else (limit.attrs["a"], limit.attrs["b"])
         if (
@@ -48,7 +51,7 @@ def join_bytes(graph: Graph) -> None:
     for node in rewriter.live():
         if not rewriter.alive(node) or node.op not in PRODUCTS or len(node.inputs) <= _RESIDUAL:
             continue
-        found = _stored(rewriter, node) or _levelled(rewriter, node)
+        found = stored(rewriter, node.inputs[_RESIDUAL]) or _levelled(rewriter, node)
         if found is None:
             continue
         residual, scale, zero = found
@@ -57,17 +60,22 @@ def join_bytes(graph: Graph) -> None:
     rewriter.finish()
 
 
-def _stored(rewriter: Rewriter, node: Node) -> tuple[Tensor, float, int] | None:
-    """(bytes, scale, zero point) of a residual that DEQUANTIZE makes."""
-    back = rewriter.made_by(node.inputs[_RESIDUAL], "DEQUANTIZE")
+def stored(rewriter: Rewriter, x: Tensor | None) -> Stored | None:
+    """What DEQUANTIZE makes x of."""
+    back = rewriter.made_by(x, "DEQUANTIZE")
     if back is None or back.inputs[0] is None or back.inputs[0].dtype not in _BYTES:
         return None
-    scale, zero = scalar_of(back.inputs[1]), scalar_of(back.inputs[2]) if len(back.inputs) > 2 and back.inputs[2] is not None else 0.0
-    return None if scale is None or zero is None else (back.inputs[0], scale, int(zero))
+    return None if (found := parameters(back)) is None else (back.inputs[0], *found)
 
 
-def _levelled(rewriter: Rewriter, node: Node) -> tuple[Tensor, float, int] | None:
-    """The same of one that another product rounds to levels, for this node alone: that product writes the levels instead."""
+def parameters(node: Node) -> tuple[float, int] | None:
+    """Scale and zero point of QUANTIZE or DEQUANTIZE, where both are known and one for all."""
+    scale, zero = scalar_of(node.inputs[1]), scalar_of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else 0.0
+    return None if scale is None or zero is None else (scale, int(zero))
+
+
+def _levelled(rewriter: Rewriter, node: Node) -> Stored | None:
+    """The same of a residual that another product rounds to levels, for this node alone: that product writes the levels instead."""
     value = node.inputs[_RESIDUAL]
     before = rewriter.made_by(value, *PRODUCTS)
     if value is None or before is None or not rewriter.only_use(value) or before.attrs.get("residual_last", False):
@@ -117,7 +125,8 @@ def _count(rewriter: Rewriter, node: Node) -> None:
     if factor is None or (bias is None and inputs[_BIAS] is not None):
         return
     inputs[FACTOR], inputs[_BIAS] = factor, bias
-    changed["residual_scale"] = node.attrs.get("residual_scale", 1.0) / unit
+    if residual is not None:
+        changed["residual_scale"] = node.attrs["residual_scale"] / unit
     rewriter.replace(node, node.op, inputs, {**node.attrs, **changed})
 
 

@@ -29,6 +29,19 @@ typedef struct range {
 } range;
 INLINE range range_of(float zero, float lowest) { return (range){vset1(zero), vset1(lowest), vset1(lowest) + vset1(255)}; }
 
+/* Bytes, as QUANTIZE finds them, in the lanes. */
+INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(vround(q) + of->zero, of->lowest))); }
+
+INLINE void store_levels(uint8_t *to, vi level) {
+#if VL == 16
+  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)level));
+#else
+  int32_t each[VL];
+  vistore(each, level);
+  for (int k = 0; k < VL; k++) to[k] = (uint8_t)each[k];
+#endif
+}
+
 /* Operands of quick levels: see quick_scale. */
 typedef struct quick {
   vf reciprocal, rest, most;
@@ -90,21 +103,35 @@ INLINE void quick_levels(const quick *by, int is_signed, const vi q[2 * VECTORS]
 
 enum { NOTHING, FLOATS, SIGNED, UNSIGNED }; /* residuals */
 
+/* VL bytes in the lanes. */
+INLINE vi unsigned_bytes(const void *from) {
+#if VL == 16
+  return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif VL == 8
+  return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+  int32_t each[VL];
+  for (int k = 0; k < VL; k++) each[k] = ((const uint8_t *)from)[k];
+  return viload(each);
+#endif
+}
+INLINE vi signed_bytes(const void *from) {
+#if VL == 16
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif VL == 8
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+  int32_t each[VL];
+  for (int k = 0; k < VL; k++) each[k] = ((const int8_t *)from)[k];
+  return viload(each);
+#endif
+}
+
 /* The values of VL residuals. */
 INLINE vf residuals_of(const int8_job *job, const int joins, const char *from) {
   if (joins == FLOATS) return vload((const float *)from);
-#if VL == 16
-  const __m128i bytes = _mm_loadu_si128((const __m128i *)from);
-  const vi wide = (vi)(joins == SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif VL == 8
-  const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
-  const vi wide = (vi)(joins == SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#else
-  int32_t each[VL];
-  for (int k = 0; k < VL; k++) each[k] = joins == SIGNED ? (int8_t)from[k] : (uint8_t)from[k];
-  const vi wide = viload(each);
-#endif
-  return vfromi(plus(wide, viset1(-job->residual_zero))) * vset1(job->residual_scale);
+  const vi levels = joins == SIGNED ? signed_bytes(from) : unsigned_bytes(from);
+  return vfromi(plus(levels, viset1(-job->residual_zero))) * vset1(job->residual_scale);
 }
 
 #endif

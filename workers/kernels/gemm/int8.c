@@ -158,19 +158,6 @@ INLINE vf quotient(const divisor *by, const int divide, vf x) {
   return vfma(vfma(-q, by->step, x), by->inverse, q);
 }
 
-/* Bytes, as QUANTIZE finds them, in the lanes. */
-INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(vround(q) + of->zero, of->lowest))); }
-
-INLINE void store_levels(uint8_t *to, vi level) {
-#if VL == 16
-  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)level));
-#else
-  int32_t each[VL];
-  vistore(each, level);
-  for (int k = 0; k < VL; k++) to[k] = (uint8_t)each[k];
-#endif
-}
-
 /* How values become bytes: not at all; by quotients, with a division or without; or quickly (quick_levels). */
 enum { VALUES, QUICK, BYTES, DIVIDED };
 enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
@@ -455,11 +442,22 @@ static int within_bytes(const int8_job *job) {
          (vround(vset1(high / job->scale)) + vset1(job->zero))[0] >= job->lowest + 255;
 }
 
+void FN(int8_scale)(int8_job *job, uint8_t dtype, double scale, int64_t zero) {
+  job->dtype = dtype, job->scale = (float)scale;
+  job->reciprocal = 1.0f / job->scale;
+  job->reciprocal_rest = (float)(1.0 / job->scale - job->reciprocal);
+  job->zero = (float)zero;
+  job->lowest = dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
+  job->divide = !invertible(job->scale);
+  job->unit = job->scale == 1.0f;
+  job->quick = !job->divide && (job->unit || quick_scale(job->scale)) && zero >= -QUICK_ZERO && zero <= QUICK_ZERO;
+}
+
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last) {
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
-  *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
+  *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0,
                     .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA),
                     .amx = aspen_isa_amx(OWN_ISA, 0), .runs = {1, 1}};
   if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
@@ -474,13 +472,7 @@ int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, co
   job->residual_scale = (float)residual_scale, job->residual_zero = (int32_t)last[7];
   job->residual_type = (uint8_t)residual->dtype, job->residual_stride = residual->dtype ? residual->strides[axis] : 1;
   job->most = job->amx ? MM_ROWS : job->with ? ROWS_WITH : ROWS_WITHOUT;
-  job->reciprocal = 1.0f / job->scale;
-  job->reciprocal_rest = (float)(1.0 / job->scale - job->reciprocal);
-  job->zero = (float)last[5];
-  job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
-  job->divide = !invertible(job->scale);
-  job->unit = job->scale == 1.0f;
-  job->quick = !job->divide && (job->unit || quick_scale(job->scale)) && last[5] >= -QUICK_ZERO && last[5] <= QUICK_ZERO;
+  FN(int8_scale)(job, out->dtype, scale, last[5]);
   job->finish = (mm_job){.out_stride = out->strides[axis], .bias_stride = bias->dtype ? bias->strides[bias->rank > 1 ? axis : 0] : 1,
                          .residual_stride = residual->dtype == ASPEN_DT_F32 ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
   const int error = FN(mm_prepare)(&job->finish, last);

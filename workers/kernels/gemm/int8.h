@@ -92,6 +92,9 @@ INLINE int64_t int8_groups(int64_t terms) { return (terms + INT8_GROUP - 1) / IN
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last);
 
+/* Fills in what bytes of this type, scale and zero point need. */
+void FN(int8_scale)(int8_job *job, uint8_t dtype, double scale, int64_t zero);
+
 /* sums[rows][ASPEN_NR] of the rows of a strip (amx_strip), the first at `a`, times the panel. */
 void FN(int8_strip)(int8_job *job, int rows, const uint8_t *a, const char *panel, int32_t *sums);
 
