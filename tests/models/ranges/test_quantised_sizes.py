@@ -1,0 +1,34 @@
+"""Drawn networks over pictures that a tool has quantised: one plan for pictures of any size gives for each the bits of a plan of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from sized_models import SMALLEST, drawn
+from test_quantised_agree import Samples
+from test_sizes_agree import agree, sizes_of
+
+from aspen_mp.planner import api
+
+FORMS = {"pairs": QuantFormat.QDQ, "operators": QuantFormat.QOperator}
+
+
+@pytest.mark.parametrize("form", [*FORMS, "dynamic"])
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_quantised_networks(form: str, seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng([seed, 3])
+    plain, smaller = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    model = drawn(seed)
+    onnx.save(model, plain)
+    if form == "dynamic":
+        quantize_dynamic(plain, smaller, weight_type=QuantType.QUInt8, op_types_to_quantize=["MatMul", "Gemm", "Conv"])
+    else:
+        samples = Samples(model.graph.input[0].name, (1, 3, 48, 48))
+        quantize_static(plain, smaller, samples, quant_format=FORMS[form], per_channel=bool(seed % 2))
+    least = tuple(int(side) for side in rng.integers(SMALLEST, 40, 2))
+    most = tuple(int(side * rng.uniform(1.5, 3)) for side in least)
+    assert not agree(api.load(smaller.read_bytes()), least, most, sizes_of(seed, least, most, 4))
