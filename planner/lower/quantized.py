@@ -65,7 +65,10 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
     if x.size == 0:
         return [b.constant(np.zeros(x.shape, _U8)), b.constant(np.float32(1)), b.constant(_U8.type(0))]
     whole = x if x.shape else b.reshape(x, (1,))
-    axis, blocks = _blocks(whole.shape)
+    axis = b.decide(lambda: _blocks(whole.shape)[0])
+    blocks = b.decide(lambda: _blocks(whole.shape)[1])
+    assert isinstance(axis, int)
+    assert isinstance(blocks, int)
     scale = b.emit("QPARAMS", [b.emit("MINMAX", [whole], (blocks, 2), F32, axis=axis)], (), F32)
     zero = b.output(scale, (), _U8)
     return [b.quantize(x, scale, zero, _U8), scale, zero]
@@ -73,7 +76,7 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
 
 def _blocks(shape: Shape) -> tuple[int, int]:
     """The axis along which a tensor is cut for its extremes, and the number of blocks. The axis is one that no layout has innermost, if
-    that is long enough: a block of an inner axis is read in small pieces."""
+    that is long enough: a block of an inner axis is read in small pieces. All sizes in a range have the blocks of the largest."""
     wanted = -(-prod(shape) // _BLOCK)
     inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
     outer = [k for k in range(len(shape)) if k not in inner and shape[k] >= min(wanted, _FEW)]

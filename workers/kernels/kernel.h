@@ -224,7 +224,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - There are no params.
  *
  * MINMAX: out[blocks, 2], f32: least and greatest of 0 and a block's elements of X (f32); both NaN where an element is.
- * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients).
+ * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients). It may be empty.
  * - params: axis.
  *
  * QPARAMS: scale (f32) and zero (u8), one element each, of a tensor with these extremes[blocks, 2] (f32). Two outputs.

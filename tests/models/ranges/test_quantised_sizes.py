@@ -1,4 +1,4 @@
-"""Drawn networks over pictures that a tool has quantised: one plan for pictures of any size gives for each the bits of a plan of its own."""
+"""Networks that a tool has quantised: one plan for inputs of any size gives for each the bits of a plan of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import onnx
 import pytest
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from sized_models import SMALLEST, drawn
-from test_quantised_agree import Samples
+from test_buckets_agree import check, tokens
+from test_quantised_agree import Samples, quantised
 from test_sizes_agree import agree, sizes_of
 
+from aspen_mp.bench import models
 from aspen_mp.planner import api
 
 FORMS = {"pairs": QuantFormat.QDQ, "operators": QuantFormat.QOperator}
@@ -32,3 +34,12 @@ def test_drawn_quantised_networks(form: str, seed: int, tmp_path: Path) -> None:
     least = tuple(int(side) for side in rng.integers(SMALLEST, 40, 2))
     most = tuple(int(side * rng.uniform(1.5, 3)) for side in least)
     assert not agree(api.load(smaller.read_bytes()), least, most, sizes_of(seed, least, most, 4))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["one", "columns"])
+@pytest.mark.parametrize(("least", "most"), [(2, 7), (24, 31), (16, 120)])
+@pytest.mark.parametrize("name", ["bert_base", "gpt2"])
+def test_text_quantised_while_it_runs(name: str, least: int, most: int, columns: bool, tmp_path: Path) -> None:
+    model = models.build(name, symbolic=True, **models.miniature(name))
+    smaller = quantised(model, tmp_path, QuantType.QInt8, columns)
+    check(smaller, tokens()(smaller), least, most, [most, least, (least + most) // 2])

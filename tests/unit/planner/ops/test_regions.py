@@ -474,7 +474,7 @@ def test_reductions() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 9])
 def test_extremes(axis: int, parts: int) -> None:
     """The sum in the place of the greatest: what lies between is read, too."""
     x = values(3, 4, 5)
