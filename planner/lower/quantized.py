@@ -155,6 +155,8 @@ def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None
     if _packable(x, y, y_zero):
         zero = None if x_zero is None else _of_rows(b, x_zero, x)
         return b.reshape(b.qgemm(x, y, zero, y_zero), node.output.shape)
+    if _alike(x, y, y_zero):
+        return b.qmatmul(x, y, None if x_zero is None else _of_rows(b, x_zero, x), y_zero)
     left = _widened(b, x, None if x_zero is None else _of_rows(b, x_zero, x))
     right = _widened(b, y, None if y_zero is None else _of_columns(b, y_zero))
     depth, total = x.shape[-1], None
@@ -172,6 +174,16 @@ def _packable(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
     if {x.dtype.name, y.dtype.name} - _BYTES or not y.is_const or prod(y.shape[:-2]) != 1:
         return False
     return y_zero is None or (y_zero.is_const and (y_zero.size == 1 or len(y_zero.shape) == 1))
+
+
+def _alike(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
+    """Whether both factors are bytes with the same leading axes, and the right one, which is not constant, has one zero point."""
+    return (
+        not {x.dtype.name, y.dtype.name} - _BYTES
+        and not y.is_const
+        and x.shape[:-2] == y.shape[:-2]
+        and (y_zero is None or y_zero.size == 1)
+    )
 
 
 def _convolution(

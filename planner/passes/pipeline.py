@@ -86,7 +86,7 @@ def _budget(graph: Graph, request: PassRequest) -> None:
 
 
 def _stored_products(graph: Graph, request: PassRequest) -> None:
-    quantization.multiply_stored(graph, convolutions=request.asked.instructions.sums_bytes)
+    quantization.multiply_stored(graph, sums_bytes=request.asked.instructions.sums_bytes)
 
 
 def _own_outputs(graph: Graph, request: PassRequest) -> None:

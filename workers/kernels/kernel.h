@@ -104,6 +104,13 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - For i32 there are no bias, residual and factor.
  * - params: y (1: some may not be 0), ACT, residual_last, f64 scale, zero of the output.
  *
+ * QPACK: out[…, ceil(N/32), (3 + ceil(K/4)) 128], i8: the panels of QGEMM's B for each B[…, K, N] (i8 or u8). c is 0.
+ * - in zero?: one element, as B: zero point of all columns. Without it it is 0.
+ * - The last axis of out is contiguous and whole.
+ *
+ * QMATMUL: as QGEMM, where each index of the leading axes has its own B.
+ * - in B: QPACK's out, with the leading axes of out. The panels of an index are one run of memory.
+ *
  * QCONV: out[N, OC, OH, OW], 2-D, as QGEMM.
  * - in X[N, C, H, W]: i8 or u8.
  * - in W: packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as QGEMM's B, with (kh, kw, c / 4, column, c % 4).

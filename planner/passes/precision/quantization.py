@@ -27,16 +27,17 @@ _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "S
 """Their results are among their first input's values."""
 
 
-def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
-    """Rewrites products and convolutions of constants that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
+def multiply_stored(graph: Graph, sums_bytes: bool = True) -> None:
+    """Rewrites products and convolutions of values that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
     scales' product as a factor behind them. Sums of integers are exact; only the sum is rounded, once, where each product was before.
-    `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
+    `sums_bytes`: whether an instruction sums products of bytes. Without it convolutions are faster in f32, by Winograd's algorithm, and so
+    are products of two activations."""
     if not graph.has("DequantizeLinear"):
         return
     producer = graph.producers()
     kept: list[Node] = []
     for node in graph.nodes:
-        kept += _of_bytes(node, producer, convolutions) or [node]
+        kept += _of_bytes(node, producer, sums_bytes) or [node]
     graph.nodes = kept
     uses = graph.uses()
     graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
@@ -56,7 +57,7 @@ class _OfBytes:
     columns: int
 
 
-def _of_bytes(node: Node, producer: dict[Tensor, Node], convolutions: bool) -> list[Node] | None:
+def _of_bytes(node: Node, producer: dict[Tensor, Node], sums_bytes: bool) -> list[Node] | None:
     """The nodes that compute a product, of bytes; None where it is of another kind."""
     if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None:
         return None
@@ -65,8 +66,10 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node], convolutions: bool) -> l
         if stored is not None and stored.scale is not None and not stored.block:
             _in_floats(node, "its weights are levels, but what they are multiplied with is not")
         return None
-    found = _product(node, left)
-    if not isinstance(found, str) and node.op == "Conv" and not convolutions:
+    right = producer.get(node.inputs[1])
+    of_two = right is not None and right.op == "DequantizeLinear"
+    found = _of_two(node, left, right) if of_two and right is not None else _product(node, left)
+    if not isinstance(found, str) and (node.op == "Conv" or of_two) and not sums_bytes:
         found = "this machine has no instruction that sums products of bytes"
     if isinstance(found, str):
         _in_floats(node, found)
@@ -120,6 +123,21 @@ def _product(node: Node, left: Node) -> _OfBytes | str:
     if values.size > _MOST_TERMS * node.output.shape[columns]:
         return "its sums have more terms than 32 bits hold"
     return _OfBytes(x, left.inputs[2] if len(left.inputs) > 2 else None, values, weight.zero, bias, factor, columns)
+
+
+def _of_two(node: Node, left: Node, right: Node) -> _OfBytes | str:
+    """The parts of a product of two activations, or why their bytes are not multiplied."""
+    x, y, ours, theirs = left.inputs[0], right.inputs[0], parameters(left), parameters(right)
+    if node.op != "MatMul" or node.output.dtype != _F32:
+        return "both factors are activations"
+    if x is None or y is None or ours is None or theirs is None:
+        return "a factor has several scales or zero points, or they are computed by the network"
+    if x.dtype not in _BYTES or y.dtype not in _BYTES:
+        return f"its factors are {x.dtype} and {y.dtype}, and kernels multiply bytes"
+    if len(x.shape) < 2 or x.shape[:-2] != y.shape[:-2] or x.size == 0 or y.size == 0 or y.shape[-2] > _MOST_TERMS:
+        return "its factors are not as many matrices of bytes each"
+    zeros = [t.inputs[2] if len(t.inputs) > 2 else None for t in (left, right)]
+    return _OfBytes(x, zeros[0], y, zeros[1], None, np.float32(ours[0]) * np.asarray(np.float32(theirs[0])), len(x.shape) - 1)
 
 
 def _sums(node: Node, of: _OfBytes) -> list[Node]:

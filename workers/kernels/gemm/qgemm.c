@@ -1,4 +1,4 @@
-/* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QGEMM and QMATMUL: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
  * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
  * groups of four. Else the tile copies its rows to scratch memory first.
@@ -132,4 +132,37 @@ int FN(qgemm)(const aspen_call *c) {
   }
   amx_done(job.amx);
   return 0;
+}
+
+/* Calls QGEMM for each index of the leading axes. */
+int FN(qmatmul)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
+  const int rank = out->rank, leading = rank - 2;
+  if (rank < 2 || a->rank != rank || b->rank != rank || c->n_inputs > 6 || b->dtype != ASPEN_DT_I8) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t groups = int8_groups(a->dims[rank - 1]), bytes = INT8_HEADER + groups * INT8_PANEL_GROUP, panels = b->dims[rank - 2];
+  if (b->dims[rank - 1] != bytes || b->strides[rank - 1] != 1 || (panels > 1 && b->strides[rank - 2] != bytes))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t dims[4] = {panels, bytes / INT8_PANEL_GROUP, ASPEN_NR, INT8_GROUP}, strides[4] = {bytes, INT8_PANEL_GROUP, INT8_GROUP, 1};
+  aspen_arg args[7];
+  aspen_call one = *c;
+  one.args = args;
+  memcpy(args, c->args, (c->n_inputs + 1) * sizeof *args);
+  args[2] = (aspen_arg){.dims = dims, .strides = strides, .dtype = ASPEN_DT_I8, .rank = 4};
+  for (int i = 0; i < leading; i++) {
+    if (c->lo[i] >= c->hi[i]) return ASPEN_KERNEL_OK;
+    one.hi[i] = one.lo[i] + 1;
+  }
+  for (;;) {
+    args[2].ptr = b->ptr;
+    for (int i = 0; i < leading; i++) args[2].ptr += one.lo[i] * b->strides[i];
+    const int error = FN(qgemm)(&one);
+    if (error) return error;
+    int i = leading - 1;
+    for (; i >= 0; i--) {
+      one.lo[i]++, one.hi[i]++;
+      if (one.lo[i] < c->hi[i]) break;
+      one.lo[i] = c->lo[i], one.hi[i] = c->lo[i] + 1;
+    }
+    if (i < 0) return ASPEN_KERNEL_OK;
+  }
 }
