@@ -292,7 +292,8 @@ class Builder:
         unsigned, known = b.dtype == np.uint8, b_zero is None or b_zero.is_const
         point = 0 if b_zero is None or not known else int(b_zero.value().reshape(()))
         shape = (*b.shape[:-2], *run_time_panels(*b.shape[-2:]))
-        panels = self.emit("QPACK", [b] if b_zero is None else [b, self.reshape(b_zero, (1,))], shape, I8)
+        packed = [b] if b_zero is None else [b, self.reshape(b_zero, (1,))]
+        panels = self.emit("QPACK", packed, shape, I8, granules=(32, BYTES_GROUP))
         zero = None if a_zero is None else self.align(a_zero, len(a.shape))
         zeros = not known or point != (128 if unsigned else 0)
         return self.emit("QMATMUL", [a, panels, None, None, None, zero], (*a.shape[:-1], b.shape[-1]), I32, zeros=zeros, act=NO_ACT)

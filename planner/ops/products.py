@@ -44,10 +44,10 @@ def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int
     return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
 
 
-def run_time_panels(depth: int, columns: int) -> tuple[int, int]:
-    """The shape of a matrix of bytes [depth, columns] that QPACK packs: panels, and the bytes of each."""
+def run_time_panels(depth: int, columns: int) -> tuple[int, int, int]:
+    """The shape of a matrix of bytes [depth, columns] that QPACK packs: panels, groups of terms, bytes of a group."""
     panels, groups, width, item = packed_bytes(depth, columns)
-    return panels, groups * width * item
+    return panels, groups, width * item
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
@@ -122,22 +122,25 @@ def _qgemm_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Reg
 
 
 def _qmatmul_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i == 1:
+        out_lo, out_hi = whole(shape, len(lo))
+        leading = len(shape) - 3
+        out_lo[:, :leading], out_hi[:, :leading] = lo[:, :leading], hi[:, :leading]
+        out_lo[:, leading], out_hi[:, leading] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
+        return out_lo, out_hi
     out_lo, out_hi = broadcast(shape, lo, hi)
     if i == 0:
-        out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
-    elif i == 1:
-        out_lo[:, -2], out_hi[:, -2] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
         out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
     return out_lo, out_hi
 
 
 def _qpack_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    if i == 1:
-        return whole(shape, len(lo))
-    lo, hi = lo.copy(), hi.copy()
-    lo[:, -1], hi[:, -1] = 32 * lo[:, -2], np.minimum(32 * hi[:, -2], shape[-1])
-    lo[:, -2], hi[:, -2] = 0, shape[-2]
-    return lo, hi
+    out_lo, out_hi = whole(shape, len(lo))
+    if i == 0:
+        leading = len(shape) - 2
+        out_lo[:, :leading], out_hi[:, :leading] = lo[:, :leading], hi[:, :leading]
+        out_lo[:, -1], out_hi[:, -1] = 32 * lo[:, leading], np.minimum(32 * hi[:, leading], shape[-1])
+    return out_lo, out_hi
 
 
 def _strassen_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -395,7 +398,7 @@ SPECS = (
         name="QMATMUL",
         inputs=(
             replace(A, about="[…, M, K], bytes"),
-            Input("b", "QPACK of […, K, N]", seen=Seen.MATRICES),
+            Input("b", "QPACK of […, K, N]"),
             BIAS,
             RESIDUAL,
             Input("factor", "of the sums", True, Seen.OUTPUT),
@@ -411,9 +414,10 @@ SPECS = (
     OpSpec(
         name="QPACK",
         inputs=(Input("b", "[…, K, N], bytes, of which the output has panels"), Input("zero", "[1], of all columns", True)),
+        params=(noted("granules", "columns of a panel, and terms of a group"),),
         region=_qpack_region,
         checks=_qpack_checks,
-        whole_axes=lambda node: frozenset({len(node.output.shape) - 1}),
+        whole_axes=lambda node: frozenset({len(node.output.shape) - 2, len(node.output.shape) - 1}),
         batch_rank=3,
         cost=Cost(inputs, each(0.15)),
     ),

@@ -104,9 +104,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - For i32 there are no bias, residual and factor.
  * - params: y (1: some may not be 0), ACT, residual_last, f64 scale, zero of the output.
  *
- * QPACK: out[…, ceil(N/32), (3 + ceil(K/4)) 128], i8: the panels of QGEMM's B for each B[…, K, N] (i8 or u8). c is 0.
+ * QPACK: out[…, ceil(N/32), 3 + ceil(K/4), 128], i8: the panels of QGEMM's B for each B[…, K, N] (i8 or u8). c is 0.
  * - in zero?: one element, as B: zero point of all columns. Without it it is 0.
- * - The last axis of out is contiguous and whole.
+ * - The last two axes of out are contiguous and whole.
  *
  * QMATMUL: as QGEMM, where each index of the leading axes has its own B.
  * - in B: QPACK's out, with the leading axes of out. The panels of an index are one run of memory.

@@ -138,7 +138,7 @@ def _moves(node: Node) -> bool:
         return len(node.inputs) < 3 or node.inputs[2] is None or (node.inputs[2].is_const and node.inputs[2].size == 1)
     if node.op == "Resize":
         known = node.attrs.get("mode", "nearest"), node.attrs.get("coordinate_transformation_mode", "half_pixel")
-        return known[0] == "nearest" and known[1] != "tf_crop_and_resize"
+        return known[0] == "nearest" and bool(known[1] != "tf_crop_and_resize")
     return True
 
 

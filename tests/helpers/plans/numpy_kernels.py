@@ -139,7 +139,7 @@ def _qmatmul(out: Sequence[int], p: Sequence[int], a: Array, b: Array, *more: Ar
     """QGEMM for each index of the leading axes."""
     made = np.zeros(out)
     for index in np.ndindex(*out[:-2]):
-        panels = b[index].astype(np.int8).reshape(b.shape[-2], -1, 32, 4)
+        panels = b[index].astype(np.int8).reshape(b.shape[-3], -1, 32, 4)
         made[index] = _qgemm(out[-2:], p, a[index], panels, *(None if x is None else np.broadcast_to(x, out)[index] for x in more))
     return made
 
@@ -149,7 +149,7 @@ def _qpack(out: Sequence[int], p: Sequence[int], b: Array, zero: Array | None = 
     shift = 128 if b.dtype == np.uint8 else 0
     point = (0 if zero is None else int(zero.reshape(-1)[0])) - shift
     for index in np.ndindex(*b.shape[:-2]):
-        panels = made[index].reshape(out[-2], -1, 32, 4)
+        panels = made[index].reshape(out[-3], -1, 32, 4)
         terms = b[index].astype(np.int64) - shift
         for j in range(b.shape[-1]):
             head = np.array([terms[:, j].sum(), point, 0], np.int32)

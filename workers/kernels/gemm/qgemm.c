@@ -138,11 +138,12 @@ int FN(qgemm)(const aspen_call *c) {
 int FN(qmatmul)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
   const int rank = out->rank, leading = rank - 2;
-  if (rank < 2 || a->rank != rank || b->rank != rank || c->n_inputs > 6 || b->dtype != ASPEN_DT_I8) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t groups = int8_groups(a->dims[rank - 1]), bytes = INT8_HEADER + groups * INT8_PANEL_GROUP, panels = b->dims[rank - 2];
-  if (b->dims[rank - 1] != bytes || b->strides[rank - 1] != 1 || (panels > 1 && b->strides[rank - 2] != bytes))
+  if (rank < 2 || a->rank != rank || b->rank != rank + 1 || c->n_inputs > 6 || b->dtype != ASPEN_DT_I8) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t groups = ASPEN_BYTES_HEADER + int8_groups(a->dims[rank - 1]), bytes = groups * INT8_PANEL_GROUP, panels = b->dims[leading];
+  if (b->dims[rank - 1] != groups || b->dims[rank] != INT8_PANEL_GROUP || b->strides[rank] != 1 || b->strides[rank - 1] != INT8_PANEL_GROUP ||
+      (panels > 1 && b->strides[leading] != bytes))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t dims[4] = {panels, bytes / INT8_PANEL_GROUP, ASPEN_NR, INT8_GROUP}, strides[4] = {bytes, INT8_PANEL_GROUP, INT8_GROUP, 1};
+  const int64_t dims[4] = {panels, groups, ASPEN_NR, INT8_GROUP}, strides[4] = {bytes, INT8_PANEL_GROUP, INT8_GROUP, 1};
   aspen_arg args[7];
   aspen_call one = *c;
   one.args = args;

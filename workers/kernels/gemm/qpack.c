@@ -76,12 +76,14 @@ static void pack_panel(const matrix *m, int width, int32_t point, char *to) {
 
 int FN(qpack)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *b = &c->args[1], *zero = c->n_inputs > 1 && c->args[2].dtype ? &c->args[2] : NULL;
-  const int rank = out->rank, panels = rank - 2, last = rank - 1;
-  if (rank < 2 || b->rank != rank || out->dtype != ASPEN_DT_I8 || (b->dtype != ASPEN_DT_I8 && b->dtype != ASPEN_DT_U8) ||
+  const int rank = b->rank, panels = rank - 2, last = rank - 1;
+  if (rank < 2 || out->rank != rank + 1 || out->dtype != ASPEN_DT_I8 || (b->dtype != ASPEN_DT_I8 && b->dtype != ASPEN_DT_U8) ||
       (zero && zero->dtype != b->dtype))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t terms = b->dims[panels], columns = b->dims[last];
-  if (out->strides[last] != 1 || out->dims[last] != INT8_HEADER + int8_groups(terms) * INT8_PANEL_GROUP) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (out->strides[rank] != 1 || out->strides[last] != INT8_PANEL_GROUP || out->dims[rank] != INT8_PANEL_GROUP ||
+      out->dims[last] != ASPEN_BYTES_HEADER + int8_groups(terms))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
   const int whole = b->dtype == ASPEN_DT_U8;
   const uint8_t stored = zero ? (uint8_t)zero->ptr[0] : 0;
   const int32_t point = whole ? (int32_t)stored - 128 : as_signed(stored);

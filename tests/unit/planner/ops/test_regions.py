@@ -250,10 +250,12 @@ def test_products_of_batches_of_bytes() -> None:
 
     def packed(*given: np.ndarray) -> np.ndarray:
         out = np.zeros((2, *run_time_panels(5, 40)), np.int8)
-        assert _kernels.call("QPACK", [out, *given], [], [0] * 3, out.shape) == 0
+        assert _kernels.call("QPACK", [out, *given], [], [0] * 4, out.shape) == 0
         return out
 
-    lo, hi = input_region(kernel_node("QPACK", [b, zero], packed(b, zero).shape, {}), 0, np.array([[0, 1, 0]]), np.array([[1, 2, 640]]))
+    lo, hi = input_region(
+        kernel_node("QPACK", [b, zero], packed(b, zero).shape, {}), 0, np.array([[0, 1, 0, 0]]), np.array([[1, 2, 5, 128]])
+    )
     assert (lo.tolist(), hi.tolist()) == ([[0, 0, 32]], [[1, 5, 40]])
     inputs = [rng.integers(100, 200, (2, 3, 5)).astype(np.uint8), packed(b, zero), values(1, 1, 40), values(2, 3, 40), values(1, 3, 1) + 1]
     attrs = {"zeros": True, "act": NO_ACT}
@@ -266,7 +268,7 @@ def test_products_of_batches_of_bytes() -> None:
 
     check("QMATMUL", function, inputs, attrs, True, (0, 2, 3, 4), by=3)
     lo, hi = input_region(kernel_node("QMATMUL", inputs, shape, attrs), 1, np.array([[0, 0, 31]]), np.array([[1, 3, 32]]))
-    assert (lo.tolist(), hi.tolist()) == ([[0, 0, 0]], [[1, 1, 640]])
+    assert (lo.tolist(), hi.tolist()) == ([[0, 0, 0, 0]], [[1, 1, 5, 128]])
 
 
 @pytest.mark.parametrize("kernel", [(3, 2), (1, 1)])
