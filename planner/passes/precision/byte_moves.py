@@ -76,7 +76,7 @@ def _quantize_parts(graph: Graph) -> None:
 
 
 def _joins(node: Node, producer: dict[Tensor, Node]) -> bool:
-    """Whether the parts of a node may be quantised before it. Of a Where they are more than its result, so one has to be bytes already."""
+    """Whether the parts of a node may be quantised before it. The parts of a Where are larger than its result: one has to be bytes."""
     if node.op != "Where":
         return node.op == "Concat"
     made = [producer.get(t) for t in node.inputs[1:] if t is not None]
@@ -84,7 +84,7 @@ def _joins(node: Node, producer: dict[Tensor, Node]) -> bool:
 
 
 def _quantized(node: Node, part: Tensor, name: str, kept: list[Node]) -> Tensor:
-    """What a QuantizeLinear node makes of another tensor."""
+    """Return the levels of another tensor, as a QuantizeLinear node makes them."""
     if part.is_const and part.size == 1:
         return Tensor(name, part.shape, node.output.dtype, data=_levels_of(node, part.value()))
     result = Tensor(name, part.shape, node.output.dtype)

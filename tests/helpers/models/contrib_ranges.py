@@ -1,5 +1,6 @@
-"""The ranges of onnxruntime's own quantised operators, by their documentation: each is what the operator of real numbers gives between
-DequantizeLinear and QuantizeLinear, or a sum of products of integers times its scales."""
+"""The ranges of onnxruntime's own quantised operators, by their documentation.
+
+Each is what the operator of real numbers gives between DequantizeLinear and QuantizeLinear, or a sum of products times its scales."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _windows(b: Quantiser, kernel: Sequence[int], spatial: Sequence[int]) -> dic
 
 
 def conv(b: Quantiser, x: str, others: Sequence[str]) -> str:
-    """Of one to three axes; plain, in groups, or channel by channel."""
+    """A convolution over one to three axes: plain, in groups, or channel by channel."""
     net = b.net
     channels, *spatial = net.shape(x)[1:]
     groups = net.choice([1, 1, channels, 2 if channels % 2 == 0 else 1])
@@ -64,7 +64,7 @@ def transposed(b: Quantiser, x: str, others: Sequence[str]) -> str:
 
 
 def matmul(b: Quantiser, x: str, others: Sequence[str]) -> str:
-    """Of a constant matrix on the right, which may stand there transposed."""
+    """A product with a constant matrix on the right, which may stand there transposed."""
     net = b.net
     depth, columns = net.shape(x)[-1], int(net.rng.integers(1, 20))
     if b.style.block and depth % b.style.block == 0:

@@ -81,22 +81,20 @@ class Network:
 class Style:
     """How a quantiser writes networks.
 
-    | field | meaning |
-    |---|---|
-    | `kinds`, `stored` | types of activations and of weights |
-    | `symmetric` | zero points of activations are in the middle |
-    | `offsets` | weights have zero points |
-    | `narrow` | the lowest level of weights is not used |
-    | `powers` | scales are powers of two |
-    | `floats` | weights are stored as floats, with QuantizeLinear behind them |
-    | `shared` | what is joined has one scale |
-    | `absent` | zero points of 0 are left out |
-    | `integer_bias` | biases have 32 bits |
-    | `columns` | whether weights have a scale for each column; one of these is drawn |
-    | `real` | type of values and scales |
-    | `apart` | type of scales, where values are of f32 |
-    | `block` | weights of products have a scale for each block of so many rows |
-    | `opset` | 0: any |
+    - `kinds`, `stored`: types of activations and of weights.
+    - `symmetric`: zero points of activations are in the middle.
+    - `offsets`: weights have zero points.
+    - `narrow`: the lowest level of weights is not used.
+    - `powers`: scales are powers of two.
+    - `floats`: weights are stored as floats, with QuantizeLinear behind them.
+    - `shared`: parts that are joined have one scale.
+    - `absent`: zero points of 0 are left out.
+    - `integer_bias`: biases have 32 bits.
+    - `columns`: whether weights have a scale for each column. One of these is drawn.
+    - `real`: type of values and scales.
+    - `apart`: type of scales, where values are of f32.
+    - `block`: rows of a weight that share a scale, 0: all.
+    - `opset`: 0: any.
     """
 
     kinds: Sequence[Any] = (U8,)
@@ -254,7 +252,7 @@ class Quantiser:
         return net("DequantizeLinear", net.constant(levels), *names, axis=0, block_size=size)
 
     def bias(self, size: int, x: str) -> str:
-        """Of floats, or of integers of 32 bits."""
+        """Return a bias of floats, or of integers of 32 bits."""
         net = self.net
         value = net.normal(size, scale=0.3)
         if not self.style.integer_bias or x not in self.levels_of or net.flip(0.2):

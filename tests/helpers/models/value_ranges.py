@@ -56,7 +56,7 @@ def of(value: Any) -> Range:
 
 
 def _rounded(low: Array, high: Array, dtype: np.dtype[Any], slack: Array | float = 0.0) -> Range:
-    """What becomes of real numbers in a type of floats."""
+    """Return the range of real numbers in a type of floats."""
     largest = np.maximum(np.abs(low), np.abs(high))
     with np.errstate(over="ignore"):
         known = (low == high) & (low.astype(dtype).astype(np.float64) == low)
@@ -202,7 +202,7 @@ def _softmax(run: Evaluator, node: onnx.NodeProto, inputs: list[Range | None]) -
 
 
 def _layer_norm(run: Evaluator, node: onnx.NodeProto, inputs: list[Range | None]) -> list[Range]:
-    """Over the last axis. A change of all values by r at most changes the normalised ones by 2 r (1 + |y|) / deviation."""
+    """Normalise over the last axis. A change of all values by r at most changes the normalised ones by 2 r (1 + |y|) / deviation."""
     x, scale = need(inputs, 0), need(inputs, 1)
     shift = optional(inputs, 2)
     middle = (x.low + x.high) / 2

@@ -17,7 +17,7 @@ LEAD = st.lists(st.integers(1, 3), max_size=2)
 
 
 def packed_here(b: np.ndarray, zero: np.ndarray | None, isa: str, parts: list[tuple[list[int], list[int]]] | None = None) -> np.ndarray:
-    """By QPACK. `parts`: boxes of panels, whose last two axes are whole."""
+    """Return panels made by QPACK. `parts`: boxes of panels, whose last two axes are whole."""
     out = np.full((*b.shape[:-2], *run_time_panels(*b.shape[-2:])), 99, np.int8)
     for lo, hi in parts or [([0] * out.ndim, list(out.shape))]:
         assert _kernels.call("QPACK", [out, b, *([] if zero is None else [zero])], [], lo, hi, isa) == 0

@@ -1,4 +1,4 @@
-/* QGEMM and QMATMUL: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QGEMM, QMATMUL: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), also as bytes, or S itself.
  *
  * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
  * groups of four. Else the tile copies its rows to scratch memory first.

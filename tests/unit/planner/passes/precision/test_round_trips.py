@@ -46,7 +46,7 @@ def of(net: Net, *outputs: str) -> tuple[dict[str, str], list[Reason]]:
 @pytest.mark.parametrize("style", PAIRS)
 @pytest.mark.parametrize("seed", range(6))
 def test_all_are_named_and_no_others(style: str, seed: int) -> None:
-    """Of drawn networks, by the kernels of their plans."""
+    """Drawn networks: the kernels of their plans say which there are."""
     net, outputs = grown(seed, PAIRS[style])
     named, _, rows = told(api.load(net.model(outputs).SerializeToString()), net.feeds)
     levels = ("QuantizeLinear", "DequantizeLinear")
@@ -116,7 +116,7 @@ def test_products_that_are_not_of_bytes_say_why(kind: str) -> None:
     net = Net(opset=21, x=(DEPTH, DEPTH), b=(COLUMNS,))
     x = data(net, "x")
     made = {
-        "activations": lambda: net("MatMul", x, data(net, "x", I8)),
+        "activations": lambda: net("Gemm", x, data(net, "x", I8)),
         "floats": lambda: net("MatMul", x, net.weight(DEPTH, COLUMNS)),
         "plain": lambda: net("MatMul", net("Tanh", "x"), weight(net, DEPTH, COLUMNS)),
         "rows": lambda: net("MatMul", x, weight(net, DEPTH, COLUMNS, axis=0)),
