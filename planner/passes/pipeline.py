@@ -43,6 +43,7 @@ from aspen_mp.planner.passes.precision import (
     half_precision,
     integer_products,
     quantization,
+    round_trips,
 )
 from aspen_mp.planner.passes.request import PassRequest
 
@@ -95,7 +96,7 @@ def _budget(graph: Graph, request: PassRequest) -> None:
 
 
 def _stored_products(graph: Graph, request: PassRequest) -> None:
-    quantization.multiply_stored(graph, convolutions=request.asked.instructions.sums_bytes)
+    quantization.multiply_stored(graph, sums_bytes=request.asked.instructions.sums_bytes)
 
 
 def _own_outputs(graph: Graph, request: PassRequest) -> None:
@@ -161,6 +162,7 @@ PASSES: Final[Sequence[Pass]] = (
     Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph, request.asked.amx), ROUNDING, "precision"),
     Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
+    Pass("round trips", "kernels", lambda graph, request: round_trips.name_round_trips(graph)),
 )
 
 

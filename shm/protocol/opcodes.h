@@ -93,6 +93,8 @@
   X(STACK, 53, 1, 100, 65535, 65535) /* any number of parameters and outputs */                                                    \
   X(LOOKUP, 54, 2, 2, 0, 1)                                                                                                        \
   X(QDWCONV, 55, 2, 6, 17, 1)                                                                                                      \
+  X(QPACK, 56, 1, 2, 0, 1)                                                                                                         \
+  X(QMATMUL, 57, 2, 6, 9, 1)                                                                                                       \
   X(QBINARY, 58, 2, 2, 10, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */

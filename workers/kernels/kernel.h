@@ -106,6 +106,13 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - params: y (1: some may not be 0), ACT, residual_last, BYTES.
  * - BYTES: f64 scale and zero of an output of bytes, f64 scale and zero of a residual of bytes.
  *
+ * QPACK: out[…, ceil(N/32), 3 + ceil(K/4), 128], i8: the panels of QGEMM's B for each B[…, K, N] (i8 or u8). c is 0.
+ * - in zero?: one element, as B: zero point of all columns. Without it it is 0.
+ * - The last two axes of out are contiguous and whole.
+ *
+ * QMATMUL: as QGEMM, where each index of the leading axes has its own B.
+ * - in B: QPACK's out, with the leading axes of out. The panels of an index are one run of memory.
+ *
  * QCONV: out[N, OC, OH, OW], 2-D, as QGEMM.
  * - in X[N, C, H, W]: i8 or u8.
  * - in W: packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as QGEMM's B, with (kh, kw, c / 4, column, c % 4).
@@ -230,7 +237,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - There are no params.
  *
  * MINMAX: out[blocks, 2], f32: least and greatest of 0 and a block's elements of X (f32); both NaN where an element is.
- * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients).
+ * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients). It may be empty.
  * - params: axis.
  *
  * QPARAMS: scale (f32) and zero (u8), one element each, of a tensor with these extremes[blocks, 2] (f32). Two outputs.

@@ -135,6 +135,31 @@ def _qgemm(
     return _finish_bytes(p[1:], np.einsum("...mk,nk->...mn", left, terms[:, 0]) + constants, bias, residual, factor)
 
 
+def _qmatmul(out: Sequence[int], p: Sequence[int], a: Array, b: Array, *more: Array | None) -> Array:
+    """QGEMM for each index of the leading axes."""
+    made = np.zeros(out)
+    for index in np.ndindex(*out[:-2]):
+        panels = b[index].astype(np.int8).reshape(b.shape[-3], -1, 32, 4)
+        made[index] = _qgemm(out[-2:], p, a[index], panels, *(None if x is None else np.broadcast_to(x, out)[index] for x in more))
+    return made
+
+
+def _qpack(out: Sequence[int], p: Sequence[int], b: Array, zero: Array | None = None) -> Array:
+    made = np.zeros(out, np.int8)
+    shift = 128 if b.dtype == np.uint8 else 0
+    point = (0 if zero is None else int(zero.reshape(-1)[0])) - shift
+    for index in np.ndindex(*b.shape[:-2]):
+        panels = made[index].reshape(out[-3], -1, 32, 4)
+        terms = b[index].astype(np.int64) - shift
+        for j in range(b.shape[-1]):
+            head = np.array([terms[:, j].sum(), point, 0], np.int32)
+            panels[j // 32, :BYTES_HEADER, j % 32] = head.view(np.int8).reshape(BYTES_HEADER, 4)
+            padded = np.zeros(-(-len(terms) // 4) * 4, np.int8)
+            padded[: len(terms)] = terms[:, j]
+            panels[j // 32, BYTES_HEADER:, j % 32] = padded.reshape(-1, 4)
+    return made
+
+
 def _headers(b: Array, columns: int) -> list[Array]:
     """Of the panels of bytes: sums, zero points and constants, [columns] each."""
     return [np.concatenate(list(np.ascontiguousarray(b[:, i]).view(np.int32)[..., 0]))[:columns] for i in range(3)]
@@ -160,7 +185,7 @@ def _finish_bytes(p: Sequence[int], y: Array, bias: Array | None, residual: Arra
 
 def in_levels(kernel: str, p: Sequence[int], y: Any, dtype: np.dtype[Any]) -> Any:
     """What products of bytes write where their output is bytes."""
-    if kernel not in {"QGEMM", "QCONV", "QDWCONV"} or dtype.name not in {"int8", "uint8"}:
+    if kernel not in {"QGEMM", "QMATMUL", "QCONV", "QDWCONV"} or dtype.name not in {"int8", "uint8"}:
         return y
     info = np.iinfo(dtype)
     return np.clip(np.rint(y / _double(p[-4])) + p[-3], info.min, info.max)
@@ -396,6 +421,8 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
     "QNBITGEMM": _qnbitgemm,
     "QGEMM": _qgemm,
+    "QMATMUL": _qmatmul,
+    "QPACK": _qpack,
     "QCONV": _qconv,
     "QDWCONV": _qdwconv,
     "BGEMM": _bgemm,

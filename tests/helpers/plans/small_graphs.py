@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from graphs_by_hand import GraphBuilder
 
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.products import run_time_panels
 from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.passes.precision.bf16 import use_bf16
 
@@ -204,6 +208,24 @@ def products_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(gated, sums, b.node("CAST", [sums], sums.shape, saturate=True))
 
 
+def products_of_batches_of_bytes(b: GraphBuilder) -> Graph:
+    """Of activations, each with factors of its own: rows and columns that are those of other axes elsewhere, a bias, bytes, sums."""
+
+    def product(x: Tensor, y: Tensor, **attrs: Any) -> Tensor:
+        panels = b.node("QPACK", [y], (*y.shape[:-2], *run_time_panels(*y.shape[-2:])), np.int8, granules=(32, 4))
+        shape = (*x.shape[:-1], y.shape[-1])
+        if attrs.get("dtype"):
+            return b.node("QMATMUL", [x, panels], shape, np.int32, zeros=True, act=NO_ACT)
+        beside = [b.const(1, 1, 1, y.shape[-1], weight=True), None, b.const(1, 1, 1, 1)]
+        return b.node("QMATMUL", [x, panels, *beside], shape, zeros=True, act=NO_ACT)
+
+    x = b.input(2, 7, 3, 20)
+    heads = b.whole(b.transpose(x, 0, 2, 1, 3), np.uint8)
+    scores = product(heads, b.transpose(b.whole(b.transpose(x, 0, 2, 1, 3), np.int8), 0, 1, 3, 2))
+    seen = product(b.whole(scores, np.uint8), heads)
+    return b.graph(seen, product(b.whole(seen, np.int8), b.transpose(heads, 0, 1, 3, 2), dtype=np.int32))
+
+
 def products_of_bits(b: GraphBuilder) -> Graph:
     """Weights of 4 bits: one row, rows that are columns elsewhere, a residual and a gate, terms that fill no block."""
     x = b.input(2, 7, 24)
@@ -284,4 +306,4 @@ GRAPHS = [
     strassen_products,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [products_of_bytes, products_of_batches_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]

@@ -6,7 +6,7 @@
  *
  * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (int8.h).
  */
-#include "gemm/int8.h"
+#include "bytes/int8.h"
 
 typedef struct window {
   int64_t kernel[2], stride[2], dilation[2], pad[2];

@@ -12,7 +12,7 @@
  * (int8.h). A pair of panels is as many bytes as a cache line, so that lines are read and written while they are near.
  */
 #include "conv/window.h"
-#include "gemm/byte_levels.h"
+#include "bytes/byte_levels.h"
 
 #define ROWS 4             /* of the image in a quad: bytes that are summed together */
 #define STRIP_BYTES 8192   /* of quads of a strip … */

@@ -1,9 +1,9 @@
-/* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QGEMM, QMATMUL: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), also as bytes, or S itself.
  *
  * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
  * groups of four. Else the tile copies its rows to scratch memory first.
  */
-#include "gemm/int8.h"
+#include "bytes/int8.h"
 
 #define SPARE 64 /* bytes behind a copied row where rows would compete for the same sets of L1 */
 
@@ -133,4 +133,38 @@ int FN(qgemm)(const aspen_call *c) {
   }
   amx_done(job.amx);
   return 0;
+}
+
+/* Calls QGEMM for each index of the leading axes. */
+int FN(qmatmul)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
+  const int rank = out->rank, leading = rank - 2;
+  if (rank < 2 || a->rank != rank || b->rank != rank + 1 || c->n_inputs > 6 || b->dtype != ASPEN_DT_I8) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t groups = ASPEN_BYTES_HEADER + int8_groups(a->dims[rank - 1]), bytes = groups * INT8_PANEL_GROUP, panels = b->dims[leading];
+  if (b->dims[rank - 1] != groups || b->dims[rank] != INT8_PANEL_GROUP || b->strides[rank] != 1 || b->strides[rank - 1] != INT8_PANEL_GROUP ||
+      (panels > 1 && b->strides[leading] != bytes))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t dims[4] = {panels, groups, ASPEN_NR, INT8_GROUP}, strides[4] = {bytes, INT8_PANEL_GROUP, INT8_GROUP, 1};
+  aspen_arg args[7];
+  aspen_call one = *c;
+  one.args = args;
+  memcpy(args, c->args, (c->n_inputs + 1) * sizeof *args);
+  args[2] = (aspen_arg){.dims = dims, .strides = strides, .dtype = ASPEN_DT_I8, .rank = 4};
+  for (int i = 0; i < leading; i++) {
+    if (c->lo[i] >= c->hi[i]) return ASPEN_KERNEL_OK;
+    one.hi[i] = one.lo[i] + 1;
+  }
+  for (;;) {
+    args[2].ptr = b->ptr;
+    for (int i = 0; i < leading; i++) args[2].ptr += one.lo[i] * b->strides[i];
+    const int error = FN(qgemm)(&one);
+    if (error) return error;
+    int i = leading - 1;
+    for (; i >= 0; i--) {
+      one.lo[i]++, one.hi[i]++;
+      if (one.lo[i] < c->hi[i]) break;
+      one.lo[i] = c->lo[i], one.hi[i] = c->lo[i] + 1;
+    }
+    if (i < 0) return ASPEN_KERNEL_OK;
+  }
 }

@@ -1,8 +1,8 @@
 /* Values as bytes without a quotient for each, where the scale allows that, for two rows of columns at a time. */
 #ifndef ASPEN_BYTE_LEVELS_H
 #define ASPEN_BYTE_LEVELS_H
-#include "gemm/byte_sums.h"
-#include "gemm/int8.h"
+#include "bytes/byte_sums.h"
+#include "bytes/int8.h"
 
 #define FAR_LEVEL 1e6f      /* beyond any level */
 #define QUICK_SCALE 1e20f   /* scales of quick levels lie within this and its reciprocal … */

@@ -1,8 +1,8 @@
 /* Sums of bytes become bytes again by a factor, a bias and a residual alone. These are the steps of int8_block without zero points of
  * columns and without functions. A panel's operands are gathered once for all its rows.
  */
-#include "gemm/byte_levels.h"
-#include "gemm/int8.h"
+#include "bytes/byte_levels.h"
+#include "bytes/int8.h"
 
 #define MOST_FACTOR 0.25f       /* sums are within 2^31, so their product with it … */
 #define MOST_BIAS 268435456.0f /* … and what is added are together less than integers hold */

@@ -1,6 +1,6 @@
 /* Micro-kernels of products of bytes, and the steps after their sums: see int8.h. */
-#include "gemm/int8.h"
-#include "gemm/byte_levels.h"
+#include "bytes/int8.h"
+#include "bytes/byte_levels.h"
 
 #define SUMS 32              /* vectors of sums in a micro-kernel, at most */
 #define AHEAD 4096           /* bytes of a panel that are fetched ahead of the reading */

@@ -1,7 +1,7 @@
 /* QBINARY: sums, differences and products of bytes, as bytes. These are the steps of DEQUANTIZE, BINARY and QUANTIZE, with their rounding,
  * between registers.
  */
-#include "gemm/byte_levels.h"
+#include "bytes/byte_levels.h"
 #include "vector/nd.h"
 
 #define PIECE (4 * VL) /* elements that are computed together */
