@@ -63,6 +63,31 @@ void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_
   if (n % 2) to[n / 2] = round_one(job, from[n - 1]);
 }
 
+/* Values of bf16, `stride` apart, in pairs. */
+static void move_halves(uint32_t *to, const uint16_t *from, int64_t stride, int64_t n) {
+  if (n % 2) to[n / 2] = from[(n - 1) * stride];
+  if (stride == 1)
+    memcpy(to, from, (size_t)(n / 2) * sizeof *to);
+  else
+    for (int64_t i = 0; i + 1 < n; i += 2) to[i / 2] = from[i * stride] | (uint32_t)from[(i + 1) * stride] << 16;
+}
+
+void FN(bf16_row)(const bf16_job *job, uint32_t *to, const void *from, int dtype, int64_t stride, int64_t n) {
+  if (dtype == ASPEN_DT_BF16) {
+    move_halves(to, from, stride, n);
+    return;
+  }
+  const float *x = from;
+  if (stride == 1) {
+    FN(bf16_round)(job, to, x, n);
+    return;
+  }
+  for (int64_t k = 0; k < n; k += 2) {
+    const float pair[2] = {x[k * stride], k + 1 < n ? x[(k + 1) * stride] : 0.0f};
+    FN(bf16_round)(job, to + k / 2, pair, k + 1 < n ? 2 : 1);
+  }
+}
+
 /* A pair of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. */
 INLINE void pair(const int R, const int with, const uint32_t *const *base, int64_t step, int64_t at, const uint32_t *b, vf *sum) {
   const vi w[VECTORS] = {viload((const int32_t *)b), viload((const int32_t *)b + VL)};
@@ -84,7 +109,10 @@ INLINE void multiply(const int R, const int with, const bf16_job *job, const mm_
 #pragma GCC unroll 32
   for (int i = 0; i < R * VECTORS; i++) sum[i] = vzero();
   const char *out[2 * AHEAD], *beside[2 * AHEAD];
-  lines_to_come(R, VECTORS, 2 * AHEAD, &job->finish, rows, column, (const char *)b, out, beside);
+  if (job->runs[0] * job->runs[1] * job->pairs > 2 * AHEAD)
+    lines_to_come(1, R, VECTORS, 2 * AHEAD, &job->finish, rows, column, (const char *)b, out, beside);
+  else /* so many turns see no more of them */
+    lines_to_come(1, R, VECTORS, AHEAD, &job->finish, rows, column, (const char *)b, out, beside);
   const int64_t step = job->a_step, pairs = job->pairs, next_step = rows->next ? rows->next_step : BF16_PANEL_BYTES;
   const char *next = rows->next ? rows->next : (const char *)b + FETCHED;
   int64_t turn = 0;
@@ -102,7 +130,7 @@ INLINE void multiply(const int R, const int with, const bf16_job *job, const mm_
         pair(R, with, base, step, k, b, sum);
       }
     }
-  home(R, VECTORS, &job->finish, rows, sum, column, first, last);
+  home(1, with, R, VECTORS, &job->finish, rows, sum, column, first, last);
 }
 
 typedef void multiply_fn(const bf16_job *, const mm_rows *, const uint32_t *, const uint32_t *, int64_t, int64_t, int64_t);
@@ -134,10 +162,22 @@ void FN(bf16_strip)(bf16_job *job, int rows, const uint32_t *a, const uint32_t *
   amx_sums_as(job->amx, AMX_BF16, &terms, &job->use, rows, (const char *)a, (const char *)panel, sums);
 }
 
+/* Sums of a strip, row by row, where values are stored as bf16. */
+static void finish_halves(const bf16_job *job, const mm_rows *rows, const float *sums, int64_t column, int64_t first, int64_t last) {
+  for (int r = 0; r < rows->rows; r++, sums += ASPEN_NR) {
+    const mm_rows one = {.rows = 1, .out = {rows->out[r]}, .bias = {rows->bias[job->finish.one_bias ? 0 : r]}, .residual = {rows->residual[r]}};
+    for (int64_t v = 0; v < ASPEN_NR; v += VL) {
+      vf sum[1] = {vload(sums + v)};
+      if (column + v + VL > first && column + v < last) home(1, 0, 1, 1, &job->finish, &one, sum, column + v, first, last);
+    }
+  }
+}
+
 void FN(bf16_block)(const bf16_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, float *sums, int64_t column,
                     int64_t first, int64_t last) {
   if (sums) {
-    FN(mm_finish)(&job->finish, rows, sums, column, first, last);
+    if (job->finish.half_out || job->finish.half_residual) finish_halves(job, rows, sums, column, first, last);
+    else FN(mm_finish)(&job->finish, rows, sums, column, first, last);
     return;
   }
   const int r = rows->rows - 1;
