@@ -567,10 +567,10 @@ SPECS = (
     OpSpec(
         name="BCONV",
         inputs=(
-            X,
+            replace(X, halves=True),
             Input("weights", "see `bf16.packed_shape`; what is multiplied is rounded to bf16", packed=True),
             BIAS,
-            RESIDUAL,
+            replace(RESIDUAL, halves=True),
             SCALE,
             SHIFT,
             *PROLOGUE,
@@ -581,6 +581,7 @@ SPECS = (
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
+        halves=True,
         cost=Cost(_one_group_flops, tiles=TileModel.CONVOLUTION, item=2, residual_ns=RESIDUAL_NS, input_ns=ROUNDED_NS, hides=True),
     ),
     OpSpec(

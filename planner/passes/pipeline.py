@@ -34,7 +34,7 @@ from aspen_mp.planner.passes import (
     weight_prefetch,
 )
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
-from aspen_mp.planner.passes.precision import bf16, byte_moves, byte_tables, half_precision, integer_products, quantization
+from aspen_mp.planner.passes.precision import bf16, bf16_storage, byte_moves, byte_tables, half_precision, integer_products, quantization
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
@@ -146,6 +146,7 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(common.share),
     _rewrite(cleanup.remove_dead),
     Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph, request.asked.amx), ROUNDING, "precision"),
+    Pass("bf16 activations", "kernels", lambda graph, request: bf16_storage.store_as_bf16(graph), ROUNDING),
     Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
 )

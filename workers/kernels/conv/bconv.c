@@ -145,9 +145,15 @@ static void copy_block(const bconv *v, const bf16_job *job, uint32_t *to, const 
   }
 }
 
-/* Element 0 of the pixel of an operand of the epilogue. */
-INLINE const float *pixel_of(const aspen_arg *x, int64_t n, int64_t y, int64_t z) {
-  return (const float *)(x->ptr + (n * x->strides[0] + y * x->strides[2] + z * x->strides[3]) * bf16_item(x));
+/* The pixels of a block in an operand of the epilogue, one after the other: element 0 of the next one, and steps in bytes. */
+typedef struct pixel_walk {
+  char *at;
+  int64_t across, down; /* to the next pixel; from the last one of a line to the first of the next, less `across` */
+} pixel_walk;
+
+INLINE pixel_walk walk_from(const aspen_arg *x, int64_t n, int64_t y, int64_t z, int64_t columns) {
+  const int64_t item = bf16_item(x), across = x->strides[3] * item, down = x->strides[2] * item;
+  return (pixel_walk){x->ptr + n * x->strides[0] * item + y * down + z * across, across, down - columns * across};
 }
 
 /* Channels of the box, of a block of pixels that are rounded. */
@@ -166,18 +172,22 @@ static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, 
   const int64_t terms = job->panel / ASPEN_NR, panels = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR;
   const int64_t share = all > 1 ? job->panel * 4 / all : 0; /* of the next panel, which each block brings nearer */
   float sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
+  mm_rows block; /* what is not read is not set */
+  block.bias[0] = v->bias ? (const float *)v->bias->ptr : NULL;
+  block.next_step = share / terms + 1;
   for (int64_t panel = c->lo[1] / ASPEN_NR; panel < panels; panel++) {
     const int64_t column = panel * ASPEN_NR;
     const uint32_t *b = (const uint32_t *)v->w->ptr + panel * job->panel;
+    pixel_walk out = walk_from(v->out, n, oh, ow, columns), residual = walk_from(v->residual ? v->residual : v->out, n, oh, ow, columns);
+    int64_t left = columns; /* pixels of the line */
     for (int64_t i = 0; i < all; i++) {
       const int64_t y = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
-      mm_rows block = {.rows = (int)(end - at), .next = share ? (const char *)(b + job->panel) + i * share : NULL, .next_step = share / terms + 1};
-      block.bias[0] = v->bias ? (const float *)v->bias->ptr : NULL;
-      int64_t row = oh + y + at / columns, z = at % columns;
+      block.rows = (int)(end - at);
+      block.next = share ? (const char *)(b + job->panel) + i * share : NULL;
       for (int r = 0; r < block.rows; r++) {
-        block.out[r] = (float *)pixel_of(v->out, n, row, ow + z);
-        block.residual[r] = v->residual ? pixel_of(v->residual, n, row, ow + z) : NULL;
-        if (++z == columns) z = 0, row++;
+        block.out[r] = (float *)out.at, block.residual[r] = v->residual ? (const float *)residual.at : NULL;
+        out.at += out.across, residual.at += residual.across;
+        if (--left == 0) left = columns, out.at += out.down, residual.at += residual.down;
       }
       const uint32_t *a = copy + y * line_step + at * job->a_step;
       const int strip = job->amx ? amx_strip(length, blocks, i % blocks) : 0;

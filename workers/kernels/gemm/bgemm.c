@@ -94,8 +94,10 @@ static void multiply_block(const aspen_call *c, bf16_job *job, const row_place *
     const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
     const uint32_t *panel = (const uint32_t *)b->ptr + column / ASPEN_NR * job->panel;
     for (int64_t i = 0, row = 0; i < blocks; i++) {
-      mm_rows block = {.rows = (int)(mm_cut(rows, blocks, i + 1) - row), .next = share ? (const char *)(panel + job->panel) + i * share : NULL,
-                       .next_step = share / (job->pairs ? job->pairs : 1) + 1};
+      mm_rows block; /* what is not read is not set */
+      block.rows = (int)(mm_cut(rows, blocks, i + 1) - row);
+      block.next = share ? (const char *)(panel + job->panel) + i * share : NULL;
+      block.next_step = share / (job->pairs ? job->pairs : 1) + 1;
       for (int r = 0; r < block.rows; r++) {
         const row_place *p = places + row + r;
         block.out[r] = p->out, block.bias[r] = p->bias, block.residual[r] = p->residual;
