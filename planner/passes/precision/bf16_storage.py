@@ -10,7 +10,7 @@ import numpy as np
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.reasons import Reason, Tried
-from aspen_mp.planner.ops.spec import COPY
+from aspen_mp.planner.ops.spec import COPY, Kind
 from aspen_mp.planner.ops.table import SPECS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -48,7 +48,7 @@ def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor])
         if tensor is None:
             continue
         group = groups.of(tensor)
-        if tensor.is_const or tensor.dtype != F32:
+        if tensor.is_const or tensor.dtype != F32 or _is_volume(node):
             kept.add(group)
         if node.op in _MOVES:
             continue
@@ -57,8 +57,14 @@ def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor])
         elif i == 0 and spec.cost.item == BF16.itemsize:
             gains.add(group)
     for k, tensor in enumerate(node.outputs):
-        if tensor.dtype != F32 or (node.op not in _MOVES and (spec is None or k or not spec.halves)):
+        if tensor.dtype != F32 or _is_volume(node) or (node.op not in _MOVES and (spec is None or k or not spec.halves)):
             kept.add(groups.of(tensor))
+
+
+def _is_volume(node: Node) -> bool:
+    """Whether it is a convolution or a pool over three axes."""
+    spec = SPECS.get(node.op)
+    return spec is not None and spec.kind is Kind.WINDOWED and len(node.output.shape) == 5
 
 
 class _Groups:

@@ -71,16 +71,6 @@ size_t aspen_scratch_bconv(const aspen_call *c) {
 }
 #endif
 
-/* n values at a stride, from element `at` on. */
-INLINE vf values_of(const char *from, int dtype, int64_t at, int64_t stride, int64_t n) {
-  if (dtype == ASPEN_DT_BF16) {
-    const uint16_t *p = (const uint16_t *)from + at;
-    return stride == 1 ? vload_halves_part(p, n) : vload_halves_strided(p, stride, n);
-  }
-  const float *p = (const float *)from + at;
-  return stride == 1 ? vload_part(p, n) : vload_strided(p, stride, n);
-}
-
 /* A pixel through the prologue, rounded. */
 static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const char *from) {
   enum { TOGETHER = 4, PART = 8 * TOGETHER * VL };
@@ -93,7 +83,7 @@ static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const ch
 #pragma GCC unroll 4
       for (int i = 0; i < TOGETHER; i++) {
         const int64_t at = first + c + i * VL, left = max64(channels - at, 0);
-        const vf x = values_of(from, v->x->dtype, at * stride, stride, left);
+        const vf x = vload_values(from, v->x->dtype == ASPEN_DT_BF16, at * stride, stride, left);
         y[i] = vfma(x, vload_part(v->in_scale + at, left), vload_part(v->in_shift + at, left));
       }
       epilogue_act(&v->in_act, y, TOGETHER);

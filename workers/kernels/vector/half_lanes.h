@@ -69,4 +69,26 @@ INLINE void vstore_halves_strided(uint16_t *p, int64_t stride, vf v, int64_t n) 
   for (int64_t i = 0; i < n && i < VL; i++) p[i * stride] = (uint16_t)words[i];
 }
 
+/* Elements at, at + stride … of values that are f32 or stored as bf16 (half): n of them, of which VL at most are read or written. */
+INLINE vf vload_values(const char *p, const int half, int64_t at, int64_t stride, int64_t n) {
+  if (half) {
+    const uint16_t *from = (const uint16_t *)p + at;
+    return stride != 1 ? vload_halves_strided(from, stride, n) : n >= VL ? vload_halves(from) : vload_halves_part(from, n);
+  }
+  const float *from = (const float *)p + at;
+  return stride == 1 ? vload_part(from, n) : vload_strided(from, stride, n);
+}
+INLINE void vstore_values(char *p, const int half, const int with, int64_t at, int64_t stride, vf v, int64_t n) {
+  if (half) {
+    uint16_t *to = (uint16_t *)p + at;
+    if (stride != 1) vstore_halves_strided(to, stride, v, n);
+    else if (n >= VL) vstore_halves(with, to, v);
+    else vstore_halves_part(with, to, v, n);
+    return;
+  }
+  float *to = (float *)p + at;
+  if (stride == 1) vstore_part(to, v, n);
+  else vstore_strided(to, stride, v, n);
+}
+
 #endif
