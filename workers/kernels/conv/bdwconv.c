@@ -1,4 +1,4 @@
-/* DWCONV of images where input or output are stored as bf16; the sums are those of dwconv.c.
+/* DWCONV of images where input, output or residual are stored as bf16; the sums are those of dwconv.c.
  *
  * Where kernel and stride are common ones and channels lie side by side, neighbours of two output rows share each load (depthwise.h). They go
  * by blocks of channels, whose lines of input stay in L1 from one row of windows to the next. Everything else goes pixel by pixel.

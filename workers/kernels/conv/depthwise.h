@@ -94,7 +94,7 @@ INLINE void depthwise_tap(const int P, const int edge, vf *sum, const float *fro
   }
 }
 
-/* DWCONV where image or output are stored as bf16 (bdwconv.c). Returns an enum aspen_kernel_error. */
+/* DWCONV where image, output or residual are stored as bf16 (bdwconv.c). Returns an enum aspen_kernel_error. */
 int FN(bdwconv)(const aspen_call *c);
 
 #endif

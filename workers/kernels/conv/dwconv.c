@@ -602,7 +602,8 @@ static int images(const aspen_call *c, const planes *planes) {
 }
 
 int FN(dwconv)(const aspen_call *c) {
-  if (c->args[0].dtype == ASPEN_DT_BF16 || c->args[1].dtype == ASPEN_DT_BF16) return FN(bdwconv)(c);
+  if (c->args[0].dtype == ASPEN_DT_BF16 || c->args[1].dtype == ASPEN_DT_BF16 || (c->n_inputs > 3 && c->args[4].dtype == ASPEN_DT_BF16))
+    return FN(bdwconv)(c);
   if (!is_volume(c)) return images(c, &one_plane);
   volume v;
   if (volume_open(&v, c, 16)) return ASPEN_KERNEL_BAD_ARGUMENT;
