@@ -155,7 +155,7 @@ BF16_LEAST_PRODUCTS, BF16_LEAST_STRIDED = 512, 768
 """Multiply-adds for a pixel or row of output, below which the same holds; with strides, which leave pixels to round one by one."""
 BF16_LEAST_COLUMNS = 9
 """Columns of a product of matrices below which f32 has rows in its vectors (`workers/kernels/gemm/narrow.h`)."""
-MOST_STACKED = 0
+MOST_STACKED = BF16_LEAST_CHANNELS - 1
 """Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`). Apart, it
 multiplies pairs of bf16, and what lies between is stored as bf16."""
 

@@ -245,7 +245,7 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     """Rounded factors: odd numbers of terms and channels, windows with strides and padding, rows that are columns elsewhere, a gate."""
     x = b.input(2, 17, 9, 8)
     y = b.conv(x, 40)
-    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, kernel=1, stride=2))
+    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, stride=2))
     late = b.conv(z, 40, kernel=5, residual=b.conv(y, 40, kernel=1, stride=2))
     assert late.producer is not None
     late.producer.attrs.update(residual_last=True)
@@ -253,7 +253,7 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     gated = b.linear(b.linear(rows, 33), 33, residual=b.linear(b.unary(rows), 33))
     assert gated.producer is not None
     gated.producer.attrs.update(residual_last=True, gated=True)
-    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 5))
+    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 50))
     use_bf16(graph)
     ops = {node.op for node in graph.nodes}
     assert ops >= {"BGEMM", "BCONV"}
