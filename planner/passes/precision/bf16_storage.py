@@ -21,7 +21,7 @@ _MOVES = VIEW_OPS | {"concat", COPY}
 
 def store_as_bf16(graph: Graph) -> None:
     """Runs after `bf16.use_bf16`. Tensors that moves connect are stored alike. They become bf16 where every kernel that writes or reads
-    them can do so, and at least one reader multiplies pairs of bf16. Inputs, outputs and constants keep their type."""
+    them can do so, and it is the main input of at least one. Inputs, outputs and constants keep their type."""
     groups = _Groups()
     for node in graph.nodes:
         if node.op in _MOVES:
@@ -54,7 +54,7 @@ def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor])
             continue
         if spec is None or i >= len(spec.inputs) or not spec.inputs[i].halves:
             kept.add(group)
-        elif i == 0 and spec.cost.item == BF16.itemsize:
+        elif i == 0:
             gains.add(group)
     for k, tensor in enumerate(node.outputs):
         if tensor.dtype != F32 or _is_volume(node) or (node.op not in _MOVES and (spec is None or k or not spec.halves)):

@@ -10,6 +10,7 @@ from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import Storage
 from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.passes.precision.bf16 import use_bf16
+from aspen_mp.planner.passes.precision.bf16_storage import BF16, store_as_bf16
 
 
 def random_grids(seed: int, pieces: int = 3):
@@ -261,6 +262,20 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     return graph
 
 
+def stored_pairs(b: GraphBuilder) -> Graph:
+    """Activations that are stored as bf16, also through depthwise convolutions, joins and views."""
+    y = b.conv(b.input(2, 17, 9, 8), 40)
+    z = b.conv(b.dwconv(b.conv(y, 48, kernel=1)), 40, kernel=1, residual=y)
+    joined = b.conv(b.concat([y, b.conv(z, 33)], 1), 40, stride=2)
+    rows = b.linear(b.transpose(b.reshape(joined, 2, 40, 20), 0, 2, 1), 64)
+    graph = b.graph(b.linear(b.linear(rows, 33), 64, residual=rows), b.conv(z, 40))
+    use_bf16(graph)
+    store_as_bf16(graph)
+    made = [t for node in graph.nodes for t in node.outputs]
+    assert {t for t in made if t.dtype != BF16} == set(graph.outputs)
+    return graph
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -284,4 +299,4 @@ GRAPHS = [
     strassen_products,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [products_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs, stored_pairs]
