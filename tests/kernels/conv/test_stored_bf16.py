@@ -1,5 +1,7 @@
-"""BGEMM, BCONV and DWCONV over operands that are stored as bf16, on every ISA, with the processor's instruction and without it. They have the
-bits of the same call over f32, which other tests compare with float64, rounded once at the end."""
+"""BGEMM, BCONV and DWCONV over operands that are stored as bf16, on every ISA, with the processor's instruction and without it.
+
+They have the bits of the same call over f32, which other tests compare with float64, rounded once at the end.
+"""
 
 from __future__ import annotations
 
