@@ -42,7 +42,7 @@ def store_as_bf16(graph: Graph) -> None:
 
 
 def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor]) -> None:
-    """Which groups have to stay as they are for a node, and which gain from it."""
+    """Adds groups that stay as they are because of a node, and groups that gain from it."""
     spec = SPECS.get(node.op)
     for i, tensor in enumerate(node.inputs):
         if tensor is None:

@@ -1,7 +1,7 @@
 /* DWCONV of images where input, output or residual are stored as bf16; the sums are those of dwconv.c.
  *
- * Where kernel and stride are common ones and channels lie side by side, neighbours of two output rows share each load (depthwise.h). They go
- * by blocks of channels, whose lines of input stay in L1 from one row of windows to the next. Everything else goes pixel by pixel.
+ * Where kernel and stride are common ones and channels lie side by side, neighbours of two output rows share each load (depthwise.h). They
+ * go by blocks of channels, whose lines of input stay in L1 from one row of windows to the next. Everything else goes pixel by pixel.
  */
 #include "conv/depthwise.h"
 #include "vector/epilogue.h"
@@ -49,8 +49,8 @@ INLINE void add_residual(const depthwise_call *d, const int R, const int P, vf *
       sum[r * P + p] += vload_values(d->residual->ptr, d->half_residual, pixel_at(d->residual, n, oh + r, ow + p) + c * stride, stride, left);
 }
 
-/* What follows the sums of R x P pixels, VL channels from c on, of which `left` remain, and home. unit: output channels lie side by side, and
- * all VL are there. */
+/* Finishes the sums of R x P pixels, VL channels from c on, of which `left` remain, and stores them. unit: channels of output lie side by
+ * side, and all VL are there. */
 INLINE void finish(const depthwise_call *d, const int R, const int P, const int unit, vf *sum, int64_t n, int64_t oh, int64_t ow, int64_t c,
                    int64_t left) {
   if (d->bias) {

@@ -1,7 +1,8 @@
 /* From the sums of a block, in registers, to the output: shared by micro-kernels of mm.h and bf16.h. Lines that it reads and writes are
  * listed, so that they can be fetched one by one while the products are summed.
  *
- * halves: a constant, whether the kernel knows outputs and residuals that are stored as bf16. Kernels of f32 say 0, and have no code for it.
+ * halves: a constant, whether the kernel knows outputs and residuals that are stored as bf16. Kernels of f32 say 0, and have no code for
+ * that.
  */
 #ifndef ASPEN_MM_HOME_H
 #define ASPEN_MM_HOME_H

@@ -69,7 +69,7 @@ INLINE void vstore_halves_strided(uint16_t *p, int64_t stride, vf v, int64_t n) 
   for (int64_t i = 0; i < n && i < VL; i++) p[i * stride] = (uint16_t)words[i];
 }
 
-/* Elements at, at + stride … of values that are f32 or stored as bf16 (half): n of them, of which VL at most are read or written. */
+/* Elements at, at + stride …, n of them or VL. half: they are stored as bf16, else f32. */
 INLINE vf vload_values(const char *p, const int half, int64_t at, int64_t stride, int64_t n) {
   if (half) {
     const uint16_t *from = (const uint16_t *)p + at;
