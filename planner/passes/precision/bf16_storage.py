@@ -10,7 +10,7 @@ import numpy as np
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.reasons import Reason, Tried
-from aspen_mp.planner.ops.spec import COPY, Kind
+from aspen_mp.planner.ops.spec import COPY, Kind, OpSpec
 from aspen_mp.planner.ops.table import SPECS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -21,7 +21,8 @@ _MOVES = VIEW_OPS | {"concat", COPY}
 
 def store_as_bf16(graph: Graph) -> None:
     """Runs after `bf16.use_bf16`. Tensors that moves connect are stored alike. They become bf16 where every kernel that writes or reads
-    them can do so, and it is the main input of at least one. Inputs, outputs and constants keep their type."""
+    them can do so, and one of them multiplies pairs of bf16. Others take longer to widen and round than they save. Inputs, outputs and
+    constants keep their type."""
     groups = _Groups()
     for node in graph.nodes:
         if node.op in _MOVES:
@@ -54,11 +55,18 @@ def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor])
             continue
         if spec is None or i >= len(spec.inputs) or not spec.inputs[i].halves:
             kept.add(group)
-        elif i == 0:
+        elif i == 0 and _is_rounded(spec):
             gains.add(group)
     for k, tensor in enumerate(node.outputs):
         if tensor.dtype != F32 or _is_volume(node) or (node.op not in _MOVES and (spec is None or k or not spec.halves)):
             kept.add(groups.of(tensor))
+        elif spec is not None and _is_rounded(spec):
+            gains.add(groups.of(tensor))
+
+
+def _is_rounded(spec: OpSpec) -> bool:
+    """Whether a kernel multiplies pairs of bf16."""
+    return spec.cost.item == BF16.itemsize
 
 
 def _is_volume(node: Node) -> bool:

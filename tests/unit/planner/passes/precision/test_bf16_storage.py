@@ -69,6 +69,14 @@ def test_inputs_and_volumes_stay() -> None:
     assert stored(net, net("Conv", y, net.weight(32, 1, 3, 3, 3), group=32, pads=[1] * 6)) == []
 
 
+def test_between_depthwise_convolutions_alone_nothing_is() -> None:
+    net = Net(x=(1, 96, 12, 12))
+    y = "x"
+    for _ in range(3):
+        y = net("Relu", net("Conv", y, net.weight(96, 1, 3, 3), group=96, pads=[1, 1, 1, 1]))
+    assert stored(net, y) == []
+
+
 def test_nothing_is_stored_so_in_f32() -> None:
     net = Net(x=(5, 64))
     y = net("MatMul", net("MatMul", "x", net.weight(64, 96)), net.weight(96, 40))
