@@ -212,7 +212,7 @@ class Runtime:
             input_shapes: {input: shape} to plan at once, with a search for tiles. Without it, tiles are searched once the shapes have come
                 often. A model with open dimensions is planned at its first request then, and so is one whose inputs are not all numbers.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
-                bf16 and sum in f32, where the processor has AVX512_BF16. All else stays f32.
+                bf16 and sum in f32, where the processor has AVX512_BF16. Results that they read may be stored as bf16.
             winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and
                 Strassen's for products. Results differ from direct ones by rounding.
             accuracy: How much error such algorithms may add to that of direct sums: "strict", at most 1.5 times; "default", at most 4

@@ -23,6 +23,7 @@ from aspen_mp.planner.ops.call import (
     has_function,
     in_range,
     is_f32,
+    is_float,
     need,
     ranked,
     scaled,
@@ -268,8 +269,10 @@ def bf16_operands(call: Call, depth: int, columns: int, taps: int = 1) -> None:
     need(w.dtype == U32, "dtype of input 1", w.dtype, U32)
     shaped(w, packed_bf16(depth, columns, taps), "shape of input 1")
     need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
-    is_f32(call.out, "the output")
-    for i in (0, *range(2, 8)):
+    is_float(call.out, "the output")
+    for i in (0, 3):
+        is_float(call.optional(i), f"input {i}")
+    for i in (2, *range(4, 8)):
         is_f32(call.optional(i), f"input {i}")
 
 
@@ -429,12 +432,20 @@ SPECS = (
     ),
     OpSpec(
         name="BGEMM",
-        inputs=(A, Input("weights", "see `bf16.packed_shape`; A and B are rounded to bf16", packed=True), BIAS, RESIDUAL, SCALE, SHIFT),
+        inputs=(
+            replace(A, halves=True),
+            Input("weights", "see `bf16.packed_shape`; A and B are rounded to bf16", packed=True),
+            BIAS,
+            replace(RESIDUAL, halves=True),
+            SCALE,
+            SHIFT,
+        ),
         params=(ALPHA, ACT, LAST, AMX),
         region=_qgemm_region,
         checks=_bgemm_checks,
         kind=Kind.PRODUCT,
         batch_rank=3,
+        halves=True,
         cost=replace(_COST, item=2),
     ),
     OpSpec(

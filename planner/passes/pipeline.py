@@ -36,6 +36,7 @@ from aspen_mp.planner.passes import (
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
 from aspen_mp.planner.passes.precision import (
     bf16,
+    bf16_storage,
     byte_arithmetic,
     byte_epilogues,
     byte_moves,
@@ -160,6 +161,7 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(common.share),
     _rewrite(cleanup.remove_dead),
     Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph, request.asked.amx), ROUNDING, "precision"),
+    Pass("bf16 activations", "kernels", lambda graph, request: bf16_storage.store_as_bf16(graph), ROUNDING),
     Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
     Pass("round trips", "kernels", lambda graph, request: round_trips.name_round_trips(graph)),

@@ -128,7 +128,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *
  * BGEMM: as GEMM with packed B, with A and B rounded to bf16 (to nearest even).
  * - Products of pairs of terms 2 i, 2 i + 1 are summed in f32 over ascending i.
- * - in A.
+ * - in A; it, the residual and the output are f32, or stored as bf16 (vector/half_lanes.h).
  * - in B: packed [ceil(N/32), ceil(K/2), 32], u32. The lower half of a word is term 2 i; zeros are behind the last.
  * - in bias?, residual?, scale?, shift?: as GEMM.
  * - params: f64 alpha, ACT, residual_last, amx.
@@ -137,7 +137,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *
  * BCONV: as CONV over two axes with one group, with X and W rounded to bf16 (to nearest even).
  * - Products of pairs of channels 2 i, 2 i + 1 are summed in f32 over (kh, kw, i).
- * - in X[N, C, H, W].
+ * - in X[N, C, H, W]; it, the residual and the output are f32, or stored as bf16.
  * - in W: packed [ceil(OC/32), KH*KW*ceil(C/2), 32], u32, with k = (kh, kw, i). The lower half of a word is that of channel 2 i; zeros are
  *   behind the last.
  * - in bias? [OC], residual?, scale?, shift?, in_scale?, in_shift?: as CONV.
@@ -176,6 +176,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * DWCONV: as CONV (without in_scale and IN_ACT) with C == groups, OC = M * C.
  * - Channel c of output is made of channel c / M of input.
  * - in W: [KD*KH*KW, OC].
+ * - Over two axes X, the residual and the output may be stored as bf16.
  * - params: CONV's.
  *
  * PWDW: out[N, E, OH, OW] = DWCONV(act(X * W + bias)): a 1 x 1 convolution (stride 1, no padding) and the depthwise one that alone reads

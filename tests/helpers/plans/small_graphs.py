@@ -14,6 +14,7 @@ from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.ops.products import run_time_panels
 from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.passes.precision.bf16 import use_bf16
+from aspen_mp.planner.passes.precision.bf16_storage import BF16, store_as_bf16
 
 
 def random_grids(seed: int, pieces: int = 3):
@@ -267,7 +268,7 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     """Rounded factors: odd numbers of terms and channels, windows with strides and padding, rows that are columns elsewhere, a gate."""
     x = b.input(2, 17, 9, 8)
     y = b.conv(x, 40)
-    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, kernel=1, stride=2))
+    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, stride=2))
     late = b.conv(z, 40, kernel=5, residual=b.conv(y, 40, kernel=1, stride=2))
     assert late.producer is not None
     late.producer.attrs.update(residual_last=True)
@@ -275,11 +276,25 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     gated = b.linear(b.linear(rows, 33), 33, residual=b.linear(b.unary(rows), 33))
     assert gated.producer is not None
     gated.producer.attrs.update(residual_last=True, gated=True)
-    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 5))
+    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 50))
     use_bf16(graph)
     ops = {node.op for node in graph.nodes}
     assert ops >= {"BGEMM", "BCONV"}
     assert not ops & {"GEMM", "CONV"}
+    return graph
+
+
+def stored_pairs(b: GraphBuilder) -> Graph:
+    """Activations that are stored as bf16, also through depthwise convolutions, joins and views."""
+    y = b.conv(b.input(2, 17, 9, 8), 40)
+    z = b.conv(b.dwconv(b.conv(y, 48, kernel=1)), 40, kernel=1, residual=y)
+    joined = b.conv(b.concat([y, b.conv(z, 33)], 1), 40, stride=2)
+    rows = b.linear(b.transpose(b.reshape(joined, 2, 40, 20), 0, 2, 1), 64)
+    graph = b.graph(b.linear(b.linear(rows, 33), 64, residual=rows), b.conv(z, 40))
+    use_bf16(graph)
+    store_as_bf16(graph)
+    made = [t for node in graph.nodes for t in node.outputs]
+    assert {t for t in made if t.dtype != BF16} == set(graph.outputs)
     return graph
 
 
@@ -307,3 +322,4 @@ GRAPHS = [
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
 GRAPHS += [products_of_bytes, products_of_batches_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [stored_pairs]
