@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 
 from aspen_mp.cli import options, output, sources
+from aspen_mp.client.trials.difference import largest_error
 from aspen_mp.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.words import a
 
@@ -322,24 +322,6 @@ def compare(got: Any, want: Any, tolerance: float) -> dict[str, Any]:
         return {"error": float("inf"), "ok": False, "got": f"{got.dtype} {got.shape}", "want": f"{want.dtype} {want.shape}"}
     error = largest_error(got, want)
     return {"error": error, "ok": error <= tolerance}
-
-
-def largest_error(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
-    """Largest difference relative to the largest finite magnitude of `want`; infinite where one is NaN or infinite and the other is not."""
-    if want.dtype.kind not in "fcV":
-        return 0.0 if bool((got == want).all()) else 1.0 if want.dtype.kind in "ObUST" else _distance(got.astype(float), want.astype(float))
-    wide = np.complex128 if want.dtype.kind == "c" else np.float64
-    return _distance(got.astype(wide), want.astype(wide))
-
-
-def _distance(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
-    finite = np.isfinite(want)
-    if not np.array_equal(finite, np.isfinite(got)) or not np.array_equal(got[~finite], want[~finite], equal_nan=True):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(want[finite]).max()) or 1.0
-    return float(np.abs(got[finite] - want[finite]).max()) / scale
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:

@@ -85,24 +85,24 @@ def precision(text: str | None) -> Precision | None:
     """What --precision says."""
     from aspen_mp.planner.job.options import PRECISIONS
 
-    return _one_of(text, PRECISIONS, "--precision")
+    return one_of(text, PRECISIONS, "--precision")
 
 
 def objective(text: str | None) -> Objective | None:
     """What --objective says."""
     from aspen_mp.planner.job.options import OBJECTIVES
 
-    return _one_of(text, OBJECTIVES, "--objective")
+    return one_of(text, OBJECTIVES, "--objective")
 
 
 def accuracy(text: str | None) -> Accuracy | None:
     """What --accuracy says."""
     from aspen_mp.planner.job.options import ACCURACIES
 
-    return _one_of(text, ACCURACIES, "--accuracy")
+    return one_of(text, ACCURACIES, "--accuracy")
 
 
-def _one_of(text: str | None, known: Sequence[Word], option: str) -> Word | None:
+def one_of(text: str | None, known: Sequence[Word], option: str) -> Word | None:
     """The word that an option gives, if it gives one."""
     for word in known:
         if text == word:
