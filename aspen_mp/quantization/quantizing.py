@@ -101,8 +101,7 @@ def quantize(
     wanted = (keep,) if isinstance(keep, str) else tuple(keep)
     if AUTO in wanted and within is None:
         raise ValueError("keep='auto' needs a bound. Give within=, such as within=0.02")
-    if within is not None and not 0 <= within < math.inf:
-        raise ValueError(f"within must be a number from 0, not {within!r}")
+    within = None if within is None else arguments.bound("within", within)
     target = Path(out)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent} for the quantised model. Make it first")
