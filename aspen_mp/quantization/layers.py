@@ -42,7 +42,11 @@ def errors(prepared: Path, quantised: Path, samples: Iterable[Feeds]) -> list[La
     beside it."""
     model = quantizer.read(quantised)
     layers = quantizer.layers_of(model)
-    cut = _Cut(model, layers)
+    floats = quantizer.read(prepared).graph
+    known = {value.name for value in floats.input} | {name for node in floats.node for name in node.output}
+    cut = _Cut(model, layers, known)
+    if not cut.outputs:
+        return []
     differences = _measured(cut, prepared, quantised, samples)
     found = [Layer(name, layers[name], each.rms, tuple(cut.before[name])) for name, each in differences.items()]
     return sorted(found, key=lambda layer: -layer.error)
@@ -74,7 +78,7 @@ class _Cut:
     layer, the name of its output in floats. `measured`: by layer, the name of its output in 8 bits, rounded where the model rounds it.
     """
 
-    def __init__(self, model: onnx.ModelProto, layers: dict[str, str]) -> None:
+    def __init__(self, model: onnx.ModelProto, layers: dict[str, str], known: set[str]) -> None:
         self._model = model
         graph = model.graph
         self._constants = {"", *(tensor.name for tensor in graph.initializer)}
@@ -91,14 +95,24 @@ class _Cut:
         self.outputs: dict[str, str] = {}
         self.measured: dict[str, str] = {}
         for node in [node for node in graph.node if node.name in layers]:
-            if not node.output[0]:
-                continue
+            if not known.issuperset(self._compared(node)):
+                continue  # the quantiser has written it in another way
             self._nodes.append(self._layer(node))
             sources = [self._source(name) for name in node.input]
             self.before[node.name] = [name for name in sources if name in layers]
             rounding = self._rounded.get(node.output[0])
             self.measured[node.name] = restored[rounding.output[0]] if rounding else node.output[0]
             self.outputs[node.name] = node.output[0].removesuffix(_RENAMED)
+
+    def _compared(self, node: Any) -> list[str]:
+        """The names in the model in floats that a layer's inputs and its output have."""
+        names = [node.output[0]]
+        for name in node.input:
+            producer = self._producers.get(name)
+            if name not in self._constants:
+                restored = producer is not None and producer.op_type == "DequantizeLinear"
+                names.append(self._producers[producer.input[0]].input[0] if restored else name)  # type: ignore[union-attr]
+        return [name.removesuffix(_RENAMED) for name in names]
 
     def _layer(self, node: Any) -> Any:
         """The node, reading values in floats."""

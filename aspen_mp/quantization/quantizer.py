@@ -65,6 +65,8 @@ class Quantizer:
         self._folder = folder
         self.large = size_of(path) >= MOST_IN_ONE_FILE
         self.prepared = folder / "prepared.onnx"
+        if any(node.op_type in _ARRANGING for node in read(path).graph.node):
+            raise RequestError(f"{path.name} is quantised already. Give the model in floats that it was made from")
         with _quiet():
             _prepare(path, self.prepared, large=self.large, whole=prepare)
         self.model = _named(self.prepared)

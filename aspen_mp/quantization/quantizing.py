@@ -68,7 +68,7 @@ def quantize(
             many samples along the first dimension.
         out: The file to write. Models of more than 1 GiB get their weights in a file beside it, with ``.data`` behind the name.
         per_channel: Whether weights have a scale for each output channel, or one for all.
-        activations: Type of the values between layers: "u8", which is fastest here, or "s8". Weights are always s8.
+        activations: Type of the values between layers: "u8" or "s8", with the same errors and times here. Weights are always s8.
         method: How the ranges of values follow from the samples: "minmax", "entropy" or "percentile".
         keep: Names of nodes, or operator types, that stay in floats. "auto", alone or among them: those layers that bring the error
             within `within`, as few as possible.
@@ -171,6 +171,7 @@ def _quantized(
     job.say("measuring times", 4)
     speed = run.speed() if job.times else None
     files = run.move(target)
+    run.written = target
     apart = not set(chosen) & set(judged)
     return Report(
         model=label,
@@ -191,7 +192,8 @@ def _quantized(
 
 @dataclass(slots=True)
 class _Run:
-    """A quantisation in the making: the last model that was tried, with the layers `kept` in floats and errors `found`."""
+    """A quantisation in the making: the last model that was tried, with the layers `kept` in floats and errors `found`. `written`: where
+    it has been moved to."""
 
     runtime: Runtime
     before: Model
@@ -202,6 +204,7 @@ class _Run:
     found: dict[str, difference.Difference] = field(default_factory=dict)
     attempts: int = 0
     after: Model | None = None
+    written: Path = Path()
     _wanted: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -277,6 +280,8 @@ def _advice(run: _Run, own: Sequence[layers.Layer], job: _Job, speed: Speed | No
         options = " ".join(f"--keep '{name}'" for name in bad[:MOST_ADVISED])
         more = f" and {len(bad) - MOST_ADVISED} more" if len(bad) > MOST_ADVISED else ""
         said.append(f"The errors of some layers stand out. Keep them in floats: {options}{more}, or --keep auto --within BOUND.")
+    if not quantizer.layers_of(quantizer.read(run.written)):
+        said.append("No layer is in 8 bits: the quantiser knows none of the model's operators, or all are kept in floats.")
     if not apart:
         said.append("Ranges and errors are of the same samples. Give more of them, so that some can be held out.")
     if speed is not None and speed.ratio >= 1:

@@ -205,6 +205,27 @@ def test_a_lone_sample_serves_for_both(tmp_path: Path) -> None:
     assert report.layers == []
 
 
+def test_models_without_a_layer_to_quantise(tmp_path: Path) -> None:
+    model = small_models.two_inputs()
+    for k, node in enumerate(model.graph.node):
+        node.op_type, node.name = "Sub", f"sub{k}"
+    rng = np.random.default_rng(0)
+    samples = [{"a": rng.standard_normal((2, 3)).astype(np.float32), "b": rng.standard_normal(3).astype(np.float32)} for _ in range(3)]
+    report = aspen_mp.quantize(model, samples, tmp_path / "q.onnx", workers=1, measure_times=False)
+    assert report.error == 0
+    assert report.layers == []
+    assert "No layer is in 8 bits" in report.advice[0]
+
+
+def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    model = quantised_models.conv_net()
+    samples = quantised_models.samples(model)
+    aspen_mp.quantize(model, samples, tmp_path / "q.onnx", workers=1, measure_layers=False, measure_times=False)
+    with pytest.raises(RequestError, match=r"q\.onnx is quantised already"):
+        aspen_mp.quantize(tmp_path / "q.onnx", samples, tmp_path / "again.onnx", workers=1)
+    assert not (tmp_path / "again.onnx").exists()
+
+
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
     model = quantised_models.mlp()
