@@ -30,6 +30,7 @@ __all__ = [
     "get_available_providers",
     "get_device",
     "optimize",
+    "quantize",
 ]
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from aspen_mp.compat.onnxruntime.session import InferenceSession as InferenceSession
     from aspen_mp.compat.onnxruntime.values.ort_value import OrtValue as OrtValue
     from aspen_mp.planner.job.options import Planning as Planning
+    from aspen_mp.quantization.quantizing import quantize as quantize
     from aspen_mp.torch import explain as explain
     from aspen_mp.torch import optimize as optimize
 
@@ -63,6 +65,7 @@ _WHERE = {
     "Planning": "aspen_mp.planner.job.options",
     "optimize": "aspen_mp.torch",
     "explain": "aspen_mp.torch",
+    "quantize": "aspen_mp.quantization.quantizing",
 }
 
 

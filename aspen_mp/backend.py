@@ -67,7 +67,7 @@ class Backend(OnnxBackend):
         if not cls.supports_device(device):
             raise RequestError(f"aspen-mp runs on the CPU, not on {device}. Give the device 'CPU'")
         runtime = kwargs.pop("runtime", None) or default_runtime.runtime()
-        names = ("name", "instances", "precision", "winograd", "accuracy", "stacks", "objective", "planning")
+        names = ("name", "instances", "precision", "winograd", "accuracy", "stacks", "objective", "planning", "samples", "within")
         known = {key: kwargs[key] for key in names if key in kwargs}
         return PreparedModel(model, runtime, **known)
 

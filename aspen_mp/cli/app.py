@@ -10,7 +10,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from aspen_mp.cli import coplan, doctor, launch, manage, metrics, options, output, plan, run, serve, top, trace
+from aspen_mp.cli import coplan, doctor, launch, manage, metrics, options, output, plan, quantize, run, serve, top, trace
 
 MOUNTED: Final = {"bench": "aspen_mp.bench.cli.app"}
 """By command: the module above this package whose `app` it is, imported when somebody asks for it, or for all commands."""
@@ -82,6 +82,11 @@ for _command, *_calls in (
     (serve.serve, "serve model.onnx --port 8000", "serve models --watch --http-workers 4"),
     (run.run, "run zoo:resnet50 --random --check", "run model.onnx --input x=x.npy --output results"),
     (plan.plan, "plan model.onnx --explain --measure", "plan model.onnx --why", "plan model.onnx --cores 8P+8E"),
+    (
+        quantize.quantize,
+        "quantize model.onnx --calibrate samples -o model.int8.onnx",
+        "quantize model.onnx --calibrate samples -o model.int8.onnx --keep auto --within 0.02",
+    ),
     (coplan.coplan, "coplan zoo:resnet50 zoo:bert_base --cores 8P+8E", "coplan a.onnx b.onnx --objective throughput -o timeline.svg"),
     (manage.status, "status --name web --json"),
     (top.top, "top --name web --interval 2"),

@@ -17,14 +17,13 @@ import typer
 from aspen_mp import errors
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.options import GRACE_S
-from aspen_mp.client.arguments import MOST_PREEMPT_MS, MOST_WORKERS
+from aspen_mp.client.arguments import MOST_PREEMPT_MS, MOST_WORKERS, WITHIN
 from aspen_mp.control.wire import python
 from aspen_mp.errors import AspenError, RuntimeLost
 
 if TYPE_CHECKING:
     from aspen_mp import Model, Runtime
     from aspen_mp.cli.notify import Notifier
-    from aspen_mp.planner.job.options import Precision
 
 
 class LogLevel(StrEnum):
@@ -50,7 +49,9 @@ def launch(
     ] = None,
     name: options.Name = "default",
     profile: Annotated[str | None, typer.Option("--profile", help="Name of a profile (default, container, hybrid) or a TOML file.")] = None,
-    precision: sources.PrecisionOption = None,
+    precision: sources.AutoPrecisionOption = None,
+    samples: sources.SamplesOption = None,
+    within: sources.WithinOption = WITHIN,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once everything is ready; the runtime goes on in the background.")
     ] = False,
@@ -86,7 +87,7 @@ def launch(
     """
     from aspen_mp.cli import metrics as endpoint
 
-    cpus, rounded = options.cpus(cores), sources.precision(precision)
+    cpus, rounded = options.cpus(cores), sources.auto_precision(precision, samples, within)
     if metrics is not None:
         endpoint.address(metrics)
         endpoint.need_client()
@@ -100,6 +101,8 @@ def launch(
             "--profile": profile,
             "--metrics": metrics,
         }
+        if samples is not None:
+            given |= {"--samples": samples.resolve(), "--within": within}
         given |= {"--precision": precision, "--log": log.value, "--grace": grace, "--preempt-ms": preempt_ms, "--max-queued": max_queued}
         _detached(models or [], name, given, supervise=supervise, as_json=as_json)
         return
@@ -109,7 +112,7 @@ def launch(
     start = functools.partial(start, retry=supervise, grace_s=grace, preempt_ms=preempt_ms, max_queued=max_queued)
     _foreground(
         *(start, name, models or []),
-        precision=rounded,
+        how=rounded,
         metrics=metrics,
         grace=grace,
         supervise=supervise,
@@ -123,7 +126,7 @@ def _foreground(
     name: str,
     models: list[str],
     *,
-    precision: Precision | None,
+    how: dict[str, Any],
     metrics: str | None,
     grace: float,
     supervise: bool,
@@ -143,8 +146,10 @@ def _foreground(
         held: list[Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
-                model = runtime.load(source.model, name=source.label, precision=precision, progress=update)
+                model = runtime.load(source.model, name=source.label, progress=update, **how)
                 held.append(model)
+                if model.precision_choice is not None:
+                    output.notice(f"{source.label}: precision {model.precision_choice}")
                 shapes = fixed_shapes(model.inputs)
                 if shapes is not None:
                     model.prepare(shapes, update)  # no request waits yet, so there is time for a search

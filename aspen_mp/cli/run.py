@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 
 from aspen_mp.cli import options, output, sources
+from aspen_mp.client.arguments import WITHIN
+from aspen_mp.client.trials.difference import largest_error
 from aspen_mp.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.words import a
 
@@ -72,7 +73,9 @@ def run(
     ] = False,
     winograd: sources.WinogradOption = None,
     accuracy: sources.AccuracyOption = None,
-    precision: sources.PrecisionOption = None,
+    precision: sources.AutoPrecisionOption = None,
+    samples: sources.SamplesOption = None,
+    within: sources.WithinOption = WITHIN,
     stacks: sources.StacksOption = True,
     objective: sources.ObjectiveOption = None,
     search: sources.SearchOption = "quick",
@@ -90,7 +93,8 @@ def run(
             "a running runtime has its own workers and profile. Leave out --name, or --workers and --profile", param_hint="--name"
         )
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
-    how: dict[str, Any] = {"winograd": winograd, "precision": sources.precision(precision), "accuracy": sources.accuracy(accuracy)}
+    how: dict[str, Any] = {"winograd": winograd, "accuracy": sources.accuracy(accuracy)}
+    how |= sources.auto_precision(precision, samples, within)
     how |= {"stacks": stacks, "objective": sources.objective(objective), "planning": sources.planning(search)}
     source = sources.resolve(model, batch, seq)
     runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
@@ -102,6 +106,8 @@ def run(
         with output.progress(f"planning {source.label}", quiet=as_json):
             prepare(loaded, feeds)
             loaded.run(feeds)  # touches memory for the first time
+        if loaded.precision_choice is not None:
+            output.notice(f"precision: {loaded.precision_choice}")
         report: dict[str, Any] = {"model": source.label, "workers": 0, "ready_s": time.perf_counter() - began}
         results, report["latency_ms"] = _timed(loaded, feeds, repeat, quiet=as_json)
         report["workers"] = len(runtime.workers)
@@ -322,24 +328,6 @@ def compare(got: Any, want: Any, tolerance: float) -> dict[str, Any]:
         return {"error": float("inf"), "ok": False, "got": f"{got.dtype} {got.shape}", "want": f"{want.dtype} {want.shape}"}
     error = largest_error(got, want)
     return {"error": error, "ok": error <= tolerance}
-
-
-def largest_error(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
-    """Largest difference relative to the largest finite magnitude of `want`; infinite where one is NaN or infinite and the other is not."""
-    if want.dtype.kind not in "fcV":
-        return 0.0 if bool((got == want).all()) else 1.0 if want.dtype.kind in "ObUST" else _distance(got.astype(float), want.astype(float))
-    wide = np.complex128 if want.dtype.kind == "c" else np.float64
-    return _distance(got.astype(wide), want.astype(wide))
-
-
-def _distance(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
-    finite = np.isfinite(want)
-    if not np.array_equal(finite, np.isfinite(got)) or not np.array_equal(got[~finite], want[~finite], equal_nan=True):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(want[finite]).max()) or 1.0
-    return float(np.abs(got[finite] - want[finite]).max()) / scale
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:

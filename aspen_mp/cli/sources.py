@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.named_models import Collection
     from aspen_mp.planner.job.options import Accuracy, Objective, Planning, Precision
 
+AUTO: Final = "auto"
 Word = TypeVar("Word", bound=str)
 
 ModelArgument = Annotated[
@@ -48,6 +49,24 @@ PrecisionOption = Annotated[
         metavar="f32|bf16",
         help="With bf16, products with constant weights round both factors to bf16, if the processor has instructions for it. "
         "Default: what the profile says.",
+    ),
+]
+AutoPrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="f32|bf16|auto",
+        help="With bf16, products with constant weights round both factors to bf16, if the processor has instructions for it. auto: the "
+        "fastest of these whose error on --samples is at most --within. Default: what the profile says.",
+    ),
+]
+SamplesOption = Annotated[
+    Path | None, typer.Option("--samples", metavar="DIR", help="Samples for --precision auto, in the forms that `quantize` takes.")
+]
+WithinOption = Annotated[
+    float,
+    typer.Option(
+        "--within", metavar="BOUND", min=0.0, help="Largest error for --precision auto, relative to the output's largest magnitude."
     ),
 ]
 StacksOption = Annotated[
@@ -85,24 +104,35 @@ def precision(text: str | None) -> Precision | None:
     """What --precision says."""
     from aspen_mp.planner.job.options import PRECISIONS
 
-    return _one_of(text, PRECISIONS, "--precision")
+    return one_of(text, PRECISIONS, "--precision")
+
+
+def auto_precision(text: str | None, samples: Path | None, within: float) -> dict[str, Any]:
+    """Arguments of `Runtime.load` from --precision, --samples and --within."""
+    if (text == AUTO) != (samples is not None):
+        raise typer.BadParameter("--precision auto and --samples DIR need each other. Give both, or neither", param_hint="--precision")
+    if samples is None:
+        return {"precision": precision(text)}
+    if not samples.exists():
+        raise typer.BadParameter(f"there is no folder {str(samples)!r}. Give a folder of samples", param_hint="--samples")
+    return {"precision": AUTO, "samples": samples, "within": within}
 
 
 def objective(text: str | None) -> Objective | None:
     """What --objective says."""
     from aspen_mp.planner.job.options import OBJECTIVES
 
-    return _one_of(text, OBJECTIVES, "--objective")
+    return one_of(text, OBJECTIVES, "--objective")
 
 
 def accuracy(text: str | None) -> Accuracy | None:
     """What --accuracy says."""
     from aspen_mp.planner.job.options import ACCURACIES
 
-    return _one_of(text, ACCURACIES, "--accuracy")
+    return one_of(text, ACCURACIES, "--accuracy")
 
 
-def _one_of(text: str | None, known: Sequence[Word], option: str) -> Word | None:
+def one_of(text: str | None, known: Sequence[Word], option: str) -> Word | None:
     """The word that an option gives, if it gives one."""
     for word in known:
         if text == word:

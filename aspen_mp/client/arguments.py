@@ -23,6 +23,8 @@ MOST_INSTANCES: Final = 32
 MOST_NAME: Final = 4096
 MOST_RECORDS: Final = (1 << 32) - 1
 MOST_PREEMPT_MS: Final = 1000.0
+WITHIN: Final = 0.01
+"""The error that ``precision="auto"`` may have, unless somebody says otherwise."""
 ENDLESS_S: Final = 1e9
 """A time-out of so many seconds (30 years) or more is none: clocks of the system cannot count them all."""
 
@@ -109,6 +111,16 @@ def share(what: str, value: Any) -> float:
     number = float(value)
     if not LEAST_SHARE <= number <= MOST_SHARE:  # NaN as well
         raise ValueError(f"{what} must be from {LEAST_SHARE:g} to {MOST_SHARE:g}, not {number:g}")
+    return number
+
+
+def bound(what: str, value: Any) -> float:
+    """The largest error that is allowed."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, not {short(value)} ({type(value).__name__})")
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{what} must be a number from 0, not {number:g}")
     return number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -25,6 +25,9 @@ from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import RequestError, RequestTimeout
 
+if TYPE_CHECKING:
+    from aspen_mp.client.trials.choice import Choice
+
 PRIORITIES: Final = _control.PRIORITIES
 OnLate = Literal["drop", "run"]
 _PLAIN: Final = {name: Urgency(level) for name, level in PRIORITIES.items()}
@@ -40,7 +43,10 @@ class Model(Submission):
         name (str): What the runtime calls it.
         inputs (list[ValueInfo]): The inputs in the model's order, optional ones behind all others.
         outputs (list[ValueInfo]): The outputs in the model's order.
+        precision_choice (Choice | None): With ``precision="auto"``: what was tried, and what was chosen. None in other processes.
     """
+
+    precision_choice: Choice | None = None
 
     def __init__(
         self,

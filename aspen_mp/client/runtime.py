@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from aspen_mp.client.model import Model
     from aspen_mp.client.session import Session
+    from aspen_mp.client.trials.precisions import Wanted
+    from aspen_mp.client.trials.samples import Given
     from aspen_mp.client.workload import Workload
     from aspen_mp.config import Profile
     from aspen_mp.shm.bindings._mapping import Memfd
@@ -190,7 +193,7 @@ class Runtime:
         name: str | None = None,
         instances: int | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
-        precision: Precision | None = None,
+        precision: Wanted | None = None,
         winograd: bool | None = None,
         accuracy: Accuracy | None = None,
         stacks: bool = True,
@@ -198,6 +201,8 @@ class Runtime:
         objective: Objective | None = None,
         planning: Planning | None = None,
         progress: Progress | None = None,
+        samples: Given | None = None,
+        within: float = arguments.WITHIN,
     ) -> Model:
         """Load a model, and plan it where all its shapes are fixed.
 
@@ -212,7 +217,9 @@ class Runtime:
             input_shapes: {input: shape} to plan at once, with a search for tiles. Without it, tiles are searched once the shapes have come
                 often. A model with open dimensions is planned at its first request then, and so is one whose inputs are not all numbers.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
-                bf16 and sum in f32, where the processor has AVX512_BF16. Results that they read may be stored as bf16.
+                bf16 and sum in f32, where the processor has AVX512_BF16. Results that they read may be stored as bf16. "auto": the fastest
+                of these whose error on `samples` is at most `within`. The model is loaded and measured in each; `Model.precision_choice` says
+                what was found.
             winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and
                 Strassen's for products. Results differ from direct ones by rounding.
             accuracy: How much error such algorithms may add to that of direct sums: "strict", at most 1.5 times; "default", at most 4
@@ -226,6 +233,9 @@ class Runtime:
                 have the same bits either way.
             planning: How long to search for tiles. Results have the same bits.
             progress: Called as ``progress(step, done, total)`` while the model is loaded.
+            samples: Typical inputs, for the precision "auto": a folder, a file, or an iterable of {input: array}, in the forms of
+                `aspen_mp.quantize`.
+            within: The bound for "auto": the largest difference of an output from f32, relative to the output's largest magnitude.
 
         None takes the profile's value for `instances`, `precision`, `winograd`, `accuracy` and `objective`.
 
@@ -246,6 +256,12 @@ class Runtime:
         from aspen_mp.client.model import Model
         from aspen_mp.client.model_source import ModelSource, where
 
+        if precision == "auto" or samples is not None:
+            alone = partial(
+                self.load, model, name=name, instances=instances, input_shapes=input_shapes, winograd=winograd, accuracy=accuracy
+            )
+            alone = partial(alone, stacks=stacks, share=share, objective=objective, planning=planning, progress=progress)
+            return _of_samples(model, precision, samples, within, lambda each: alone(precision=each))
         self._session.sweep()
         defaults = self._profile.models
         name = None if name is None else arguments.text("name", name)
@@ -559,6 +575,18 @@ class Runtime:
         self._server = None
         self._life = None
         self._lock = threading.Lock()
+
+
+def _of_samples(model: object, precision: Wanted | None, samples: Given | None, within: float, load: Callable[[Precision], Model]) -> Model:
+    """The model in the precision that samples choose; `load` loads it in one."""
+    from aspen_mp.client.trials import precisions
+    from aspen_mp.shm.bindings._mapping import Memfd
+
+    if precision != "auto" or samples is None:
+        raise ValueError('samples= and precision="auto" need each other. Give both, or neither')
+    if isinstance(model, Memfd):
+        raise ValueError('precision="auto" loads the model several times, and a Memfd once. Give a path, bytes or a ModelProto')
+    return precisions.fastest(load, samples, arguments.bound("within", within))
 
 
 def connect(

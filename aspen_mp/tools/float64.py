@@ -6,7 +6,7 @@ walks the model as it was written. Convolutions and average pools are matrix pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -32,15 +32,25 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Any], names: Sequence[s
     Raises UnsupportedModelError, naming the operator, where the model has one that ONNX's evaluator does not know, such as onnxruntime's
     own.
     """
+    return evaluator(model, names)(feeds)
+
+
+def evaluator(model: onnx.ModelProto, names: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """`evaluate` for inputs that come one after the other: the model is read once."""
     wide = _widened(model)
-    given = {name: _wide(value) for name, value in feeds.items()}
-    try:
-        with np.errstate(all="ignore"):
-            return list(_Wide(wide).run(list(names), given))
-    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"model {model.graph.name!r} cannot be evaluated in float64: {error}. Compare with onnxruntime instead (--check onnxruntime)"
-        ) from error
+
+    def run(feeds: Mapping[str, Any]) -> list[Any]:
+        given = {name: _wide(value) for name, value in feeds.items()}
+        try:
+            with np.errstate(all="ignore"):
+                return list(_Wide(wide).run(list(names), given))
+        except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"model {model.graph.name!r} cannot be evaluated in float64: {error}. "
+                "Compare with onnxruntime instead (--check onnxruntime)"
+            ) from error
+
+    return run
 
 
 def _wide(value: Any) -> Any:

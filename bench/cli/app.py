@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 for _command, *_calls in (
     (networks.peers, "bench peers resnet50 bert_base@seq=480 --threads 1,2 --output peers.json"),
+    (networks.defaults, "bench defaults resnet50 bert_base --engines aspen-mp,onnxruntime,openvino"),
     (networks.kernels, "bench kernels resnet50 --each"),
     (networks.prediction, "bench prediction resnet50 --workers 1,2"),
     (load.elastic, "bench elastic resnet50 --steps 1,2,1 --plot elastic.png"),

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from aspen_mp.bench.peers.rounds import CaseResult
 
 
+Threads = Annotated[
+    str | None, typer.Option("--threads", "-t", metavar="1,2", help="Cores for each engine, one run for each number. Default: all.")
+]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Batch size, if NETWORK does not say it.")]
+Seq = Annotated[int, typer.Option("--seq", min=1, help="Number of tokens, if NETWORK reads text and does not say it.")]
+Chosen = Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")]
+
+
 @benchmark(picture=False)
 def peers(
     run: Run,
@@ -25,42 +33,93 @@ def peers(
             metavar="NETWORK…", help="Networks of the zoo, with sizes and options if wanted: resnet50@batch=8, gpt2@precision=bf16."
         ),
     ],
-    threads: Annotated[
-        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Cores for each engine, one run for each number. Default: all.")
-    ] = None,
+    threads: Threads = None,
     cores: options.Cpus = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size, if NETWORK does not say it.")] = 1,
-    seq: Annotated[int, typer.Option("--seq", min=1, help="Number of tokens, if NETWORK reads text and does not say it.")] = 128,
-    engines: Annotated[
-        str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")
-    ] = None,
+    batch: Batch = 1,
+    seq: Seq = 128,
+    engines: Chosen = None,
     rounds: options.Rounds = 7,
     seconds: options.Seconds = 0.3,
+    inputs: Annotated[
+        int | None,
+        typer.Option(
+            "--inputs",
+            min=0,
+            help="Measure errors against float64, and how often the class is the same, on this number of inputs. Default: 8 for networks "
+            "in int8, f16 or bf16, none for others.",
+        ),
+    ] = None,
 ) -> None:
     """Measure networks on aspen-mp and on other runtimes, in turns on the same cores.
 
     All compute in float32, or in bfloat16 where a network says precision=bf16 and the runtime can. Runtimes that are not installed are
     named and left out. Exit status 1 if an engine failed.
     """
-    from aspen_mp.bench.peers import report
-    from aspen_mp.bench.peers.engines import ENGINES
-    from aspen_mp.bench.peers.rounds import Schedule, measure
+    from aspen_mp.bench.peers.accuracy import INPUTS, is_rounded
+    from aspen_mp.bench.peers.rounds import Schedule, alike, measure
 
-    wanted = engines.split(",") if engines else list(ENGINES)
+    wanted, absent = _engines(engines)
+    schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
+    results: list[CaseResult] = []
+    with run.saying() as say:
+        for case in options.cases(networks, batch, seq):
+            for cpus in options.core_sets(threads, cores):
+                judged = (INPUTS if is_rounded(case) else 0) if inputs is None else inputs
+                results.append(measure(case, alike(case, wanted), cpus, schedule, say, judged))
+    _report(run, results, absent)
+
+
+@benchmark(picture=False)
+def defaults(
+    run: Run,
+    networks: Annotated[
+        list[str], typer.Argument(metavar="NETWORK…", help="Networks of the zoo, with sizes and options if wanted: resnet50@batch=8.")
+    ],
+    threads: Threads = None,
+    cores: options.Cpus = None,
+    batch: Batch = 1,
+    seq: Seq = 128,
+    engines: Chosen = None,
+    rounds: options.Rounds = 7,
+    seconds: options.Seconds = 0.3,
+    inputs: Annotated[int, typer.Option("--inputs", min=0, help="Measure errors on this number of inputs.")] = 8,
+) -> None:
+    """Measure networks on aspen-mp and on other runtimes as they come: each with its own defaults, on the same cores.
+
+    OpenVINO then computes in bfloat16 where the processor has it. aspen-mp computes in float32, and in a second row with products in bf16.
+    Errors are against float64. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.peers.rounds import Schedule, as_they_come, measure
+
+    wanted, absent = _engines(engines)
+    schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
+    cases = options.cases(networks, batch, seq)
+    for case in cases:
+        if case.precision != "f32":
+            raise typer.BadParameter(f"{case.label} says a precision. Leave it out: each runtime chooses its own", param_hint="NETWORK")
+    sets = options.core_sets(threads, cores)
+    with run.saying() as say:
+        results = [measure(case, as_they_come(wanted), cpus, schedule, say, inputs) for case in cases for cpus in sets]
+    _report(run, results, absent)
+
+
+def _engines(text: str | None) -> tuple[list[str], list[str]]:
+    """The engines of --engines that are installed, and those that are not."""
+    from aspen_mp.bench.peers.engines import ENGINES
+
+    wanted = text.split(",") if text else list(ENGINES)
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
         raise typer.BadParameter(
             f"there is no engine {', '.join(map(repr, unknown))}. Give some of {', '.join(ENGINES)}", param_hint="--engines"
         )
-    chosen = options.cases(networks, batch, seq)
-    absent = [name for name in wanted if not ENGINES[name].installed]
-    schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
-    results: list[CaseResult] = []
-    with run.saying() as say:
-        for case in chosen:
-            for cpus in options.core_sets(threads, cores):
-                there = [name for name in wanted if name not in absent]
-                results.append(measure(case, there, cpus, schedule, say))
+    return [name for name in wanted if ENGINES[name].installed], [name for name in wanted if not ENGINES[name].installed]
+
+
+def _report(run: Run, results: list[CaseResult], absent: list[str]) -> None:
+    """Print and record a comparison. Exit status 1 if an engine failed."""
+    from aspen_mp.bench.peers import report
+
     if not run.as_json:
         report.show(results, absent, output.out)
     run.record(report.PeersResult(absent, results), sum(result.disturbed for result in results))

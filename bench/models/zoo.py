@@ -19,7 +19,7 @@ from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import BATCH, SEQ, Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights, signature
-from .quantized import in_int8
+from .quantized import CALIBRATED, in_int8
 from .residual import DENSENET, RESNET, densenet, resnet
 from .stacks import depthwise_chain, inception_pools, pool_blocks, poolformer, sppf
 from .synthetic.phases import phases
@@ -126,8 +126,8 @@ def build(
     if dtype in {"f16", "int4"}:
         return in_f16(model) if dtype == "f16" else in_int4(model)
     if dtype == "int8":
-        return in_int8(model, draw(model))
-    return in_int8(model, None) if dtype == "int8_dynamic" else model
+        return in_int8(model, [draw(model, seed=seed) for seed in range(CALIBRATED)])
+    return in_int8(model, []) if dtype == "int8_dynamic" else model
 
 
 def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, dtype: str = "f32", **options: Any) -> onnx.ModelProto:

@@ -58,11 +58,13 @@ def load_aspen(
     ongoing: bool = False,
     cache: str | None = None,
     precision: Precision = "f32",
+    defaults: bool = False,
 ) -> Loaded:
     """`planning`: fields of `planner.job.options.Experiment`. `order`: of the queues, as in `config.Experiment`. `replan`: whether plans
     are made again for cores that have changed, which would go on while others are measured. `apart`: a runtime a core, and a run is one
     request on each of them at the same time. `ongoing`: cores that have ended theirs go on with further ones (`Streams`).
-    `cache`: a folder for plans, instead of the user's; `precision`: as of `Runtime.load`."""
+    `cache`: a folder for plans, instead of the user's; `precision`: as of `Runtime.load`.
+    `defaults`: nothing is set but the cores, and the precision if it is not f32."""
     if cache is not None:
         os.environ["ASPEN_MP_CACHE"] = cache
     if apart:
@@ -71,7 +73,7 @@ def load_aspen(
     from aspen_mp import config
     from aspen_mp.planner.job.options import Experiment
 
-    profile = config.Experiment(order=order, models=config.Models(replan=replan))  # type: ignore[arg-type]
+    profile = None if defaults else config.Experiment(order=order, models=config.Models(replan=replan))  # type: ignore[arg-type]
     runtime = aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile)
     try:
         model = runtime.load(path, precision=precision, planning=Experiment(**planning or {}))
@@ -85,7 +87,7 @@ def load_aspen(
             workers = runtime.workers
             return {name: sum(worker[name] for worker in workers) for name in ("tiles", "steals", "kernel_ns", "schedule_ns", "search_ns")}
 
-        plan = "the plan follows the cores' speeds" if replan else "one plan, for cores of nominal speed"
+        plan = "defaults" if defaults else "the plan follows the cores' speeds" if replan else "one plan, for cores of nominal speed"
         rounded = "" if precision == "f32" else f", factors of products in {precision}"
         return Loaded(lambda: serve(feeds), f"one worker a core, pinned, {plan}{rounded}", serve, runtime.close, counters)
     except BaseException:
@@ -118,11 +120,16 @@ def _apart(path: str, feeds: Mapping[str, Array], cores: list[int], ongoing: boo
     return Loaded(run, "a runtime a core, one request on each", close=close)
 
 
-def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], spinning: bool = True) -> Loaded:
-    """All graph optimisations, sequential execution, spinning as by default (the other engines wait until it has ended), threads pinned."""
+def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], spinning: bool = True, defaults: bool = False) -> Loaded:
+    """All graph optimisations, sequential execution, spinning as by default (the other engines wait until it has ended), threads pinned.
+    `defaults`: nothing is set but the number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if defaults:
+        options.intra_op_num_threads = len(cores)
+        plain = onnxruntime.InferenceSession(path, options)
+        return _session(plain, feeds, "defaults")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = len(cores)
@@ -134,11 +141,16 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], sp
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     os.sched_setaffinity(0, cores[:1])
+    return _session(session, feeds, f"all optimisations, sequential, spinning {'on' if spinning else 'off'}, threads pinned")
+
+
+def _session(session: Any, feeds: Mapping[str, Array], settings: str) -> Loaded:
+    """A session of onnxruntime."""
 
     def serve(inputs: Mapping[str, Array]) -> list[Array]:
         return [np.asarray(y) for y in session.run(None, dict(inputs))]
 
-    return Loaded(lambda: serve(feeds), f"all optimisations, sequential, spinning {'on' if spinning else 'off'}, threads pinned", serve)
+    return Loaded(lambda: serve(feeds), settings, serve)
 
 
 MEMORY_BYTES = 512 << 20
@@ -149,17 +161,19 @@ MEMORY_PIECE = 16 << 20
 _LONG_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int], precision: Precision = "f32") -> Loaded:
-    """Latency hint and float32 arithmetic, or bfloat16, its default where the processor has it."""
+def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int], precision: Precision = "f32", defaults: bool = False) -> Loaded:
+    """Latency hint and float32 arithmetic, or bfloat16, its default where the processor has it. `defaults`: nothing is set but the number
+    of threads, and the settings name the precision that it chose."""
     import openvino
 
-    config = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": precision,
-        "INFERENCE_NUM_THREADS": len(cores),
-        "NUM_STREAMS": 1,
-        "ENABLE_CPU_PINNING": True,
-    }
+    config: dict[str, Any] = {"INFERENCE_NUM_THREADS": len(cores)}
+    if not defaults:
+        config |= {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": precision,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": True,
+        }
     compiled = openvino.Core().compile_model(path, "CPU", config)
     request = compiled.create_infer_request()
     both = itertools.cycle([request, compiled.create_infer_request()])  # outputs are not copies: those of one are inputs of the other
@@ -169,16 +183,16 @@ def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int], preci
         request.infer(dict(inputs), share_inputs=True)
         return [np.asarray(request.get_output_tensor(i).data) for i in range(count)]
 
-    return Loaded(
-        lambda: infer(request, feeds), f"latency hint, {_LONG_NAMES[precision]}, threads pinned", lambda inputs: infer(next(both), inputs)
-    )
+    settings = f"latency hint, {_LONG_NAMES[precision]}, threads pinned"
+    if defaults:
+        settings = f"defaults, which give {compiled.get_property('INFERENCE_PRECISION_HINT').to_string()}"
+    return Loaded(lambda: infer(request, feeds), settings, lambda inputs: infer(next(both), inputs))
 
 
 def load_torch(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
     """The graph as PyTorch operators, called one after the other."""
     _pin_openmp(cores)
-    run, threads = _torch(path, feeds, cores, lambda module: module)
-    return Loaded(run, f"eager, float32, inference mode, {threads}")
+    return _torch(path, feeds, cores, lambda module: module, "eager")
 
 
 def load_torch_compile(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
@@ -189,8 +203,7 @@ def load_torch_compile(path: str, feeds: Mapping[str, Array], cores: list[int]) 
 
     inductor.freezing = True
     inductor.compile_threads = 1  # no pool of compiler processes that is still there while others are measured
-    run, threads = _torch(path, feeds, cores, lambda module: compiled(module, fullgraph=True))
-    return Loaded(run, f"torch.compile, inductor with freezing, float32, inference mode, {threads}")
+    return _torch(path, feeds, cores, lambda module: compiled(module, fullgraph=True), "torch.compile, inductor with freezing")
 
 
 def _pin_openmp(cores: list[int]) -> None:
@@ -199,7 +212,7 @@ def _pin_openmp(cores: list[int]) -> None:
     os.environ["OMP_PLACES"] = ",".join(f"{{{core}}}" for core in cores)
 
 
-def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Callable[[Any], Any]) -> tuple[Callable[[], list[Array]], str]:
+def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Callable[[Any], Any], way: str) -> Loaded:
     import onnx
     import torch
 
@@ -208,15 +221,17 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
     torch.set_num_threads(len(cores))
     model = onnx.load(path)
     given = {value.name for value in model.graph.initializer}
-    arguments = [torch.from_numpy(feeds[value.name]) for value in model.graph.input if value.name not in given]
+    names = [value.name for value in model.graph.input if value.name not in given]
+    arguments = [torch.from_numpy(feeds[name]) for name in names]
     module = prepare(convert(model))
     del model
 
-    def run() -> list[Array]:
+    def run(values: list[Any]) -> list[Array]:
         with torch.inference_mode():
-            return [y.numpy() for y in module(*arguments)]
+            return [y.numpy() for y in module(*values)]
 
-    return run, "threads pinned"
+    settings = f"{way}, float32, inference mode, threads pinned"
+    return Loaded(lambda: run(arguments), settings, lambda inputs: run([torch.from_numpy(inputs[name]) for name in names]))
 
 
 def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
@@ -250,13 +265,14 @@ def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Load
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`module`: what must be importable; `package`: whose version is reported; `rounds`: it takes a precision, where others compute in
-    float32."""
+    float32. `settable`: it can be loaded with its defaults, where others have nothing else."""
 
     name: str
     module: str
     package: str
     load: Load
     rounds: bool = False
+    settable: bool = False
 
     @property
     def installed(self) -> bool:
@@ -270,9 +286,9 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen, rounds=True),
-        Engine("onnxruntime", "onnxruntime", "onnxruntime", load_onnxruntime),
-        Engine("openvino", "openvino", "openvino", load_openvino, rounds=True),
+        Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen, rounds=True, settable=True),
+        Engine("onnxruntime", "onnxruntime", "onnxruntime", load_onnxruntime, settable=True),
+        Engine("openvino", "openvino", "openvino", load_openvino, rounds=True, settable=True),
         Engine("torch", "torch", "torch", load_torch),
         Engine("torch.compile", "torch", "torch", load_torch_compile),
     )

@@ -26,15 +26,19 @@ def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console)
     for column in ("network", "engine"):
         table.add_column(column, no_wrap=True)
     rounded = any(engine.error is not None for case in results for engine in case.engines)
-    for column in ("threads", "median", "min", "GMAC/s", "ratio", "by min", "differs", *["error"] * rounded):
+    judged = any(engine.accuracy is not None for case in results for engine in case.engines)
+    more = [*["error"] * rounded, *["float64", "top-1", "as ORT"] * judged]
+    for column in ("threads", "median", "min", "GMAC/s", "ratio", "by min", "differs", *more):
         table.add_column(column, justify="right", no_wrap=True)
     for case in results:
         for index, engine in enumerate(case.engines):
-            table.add_row(*_row(case, engine, rounded, first=index == 0), end_section=index == len(case.engines) - 1)
+            table.add_row(*_row(case, engine, rounded, judged, first=index == 0), end_section=index == len(case.engines) - 1)
     console.print(table)
     console.print(
         f"ratio: {OURS}'s time by the other's, median over rounds; bold: of the fastest. differs: outputs, by the largest value"
-        + ("; error: the same beside float32" if rounded else ""),
+        + ("; error: the same beside float32" if rounded else "")
+        + ("; float64: error of the worst input, beside the network in float64; top-1: rows that name its class" if judged else "")
+        + ("; as ORT: rows that name onnxruntime's class" if judged else ""),
         style="dim",
         soft_wrap=True,
     )
@@ -57,7 +61,7 @@ def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console)
             console.print(f"{label}: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _row(case: CaseResult, engine: EngineResult, rounded: bool, *, first: bool) -> list[str]:
+def _row(case: CaseResult, engine: EngineResult, rounded: bool, judged: bool, *, first: bool) -> list[str]:
     ratio = "" if engine.ratio_median is None else f"{engine.ratio_median:.3f}"
     return [
         case.case if first else "",
@@ -70,7 +74,16 @@ def _row(case: CaseResult, engine: EngineResult, rounded: bool, *, first: bool) 
         "" if engine.ratio_min is None else f"{engine.ratio_min:.3f}",
         "" if engine.difference is None else f"{engine.difference:.1e}",
         *["" if engine.error is None else f"{engine.error:.1e}"] * rounded,
+        *_accuracy(engine) * judged,
     ]
+
+
+def _accuracy(engine: EngineResult) -> list[str]:
+    found = engine.accuracy
+    if found is None:
+        return ["", "", ""]
+    shares = ["" if share is None else f"{share:.0%}" for share in (found.top1, found.same)]
+    return ["" if found.error is None else f"{found.error:.1e}", *shares]
 
 
 def _spent(c: dict[str, float]) -> str:

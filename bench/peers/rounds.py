@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 
 from aspen_mp.bench import models
 
+from .accuracy import Accuracy, judge
 from .cases import Case
 from .engines import ENGINES
 from .seat import Seat, SeatError, Turn
@@ -24,6 +25,8 @@ FOREIGN_LIMIT = 0.1
 """Cores that other processes may use in a round that counts, on up to four cores; on more, `FOREIGN_SHARE` of them."""
 FOREIGN_SHARE = 0.025
 OURS = "aspen-mp"
+OURS_BF16 = "aspen-mp, bf16"
+"""The label of aspen-mp with products in bf16, where it stands beside aspen-mp in f32."""
 
 
 class Labelled(Protocol):
@@ -56,7 +59,8 @@ class EngineResult:
     """Milliseconds: `median` over rounds of the turn's median, `min` over all runs; `rounds_ms`, `rounds_min_ms`: the median and
     the fastest run of each round. Ratios are aspen-mp's time divided by this engine's,
     from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude;
-    error: the same from aspen-mp's in float32, where the case is in another precision. `counters`: see `shares`."""
+    error: the same from aspen-mp's in float32, where the case is in another precision. `counters`: see `shares`. `accuracy`: where errors
+    against float64 were measured. `engine`: its label; `runs`: in all rounds."""
 
     engine: str
     version: str
@@ -73,10 +77,13 @@ class EngineResult:
     ratio_min: float | None = None
     difference: float | None = None
     error: float | None = None
+    accuracy: Accuracy | None = None
 
 
 @dataclass(slots=True)
 class CaseResult:
+    """`inputs`: how many the errors against float64 are of."""
+
     case: str
     macs: int | None
     threads: int
@@ -86,6 +93,7 @@ class CaseResult:
     disturbed: int  # rounds that count although other processes ran: too few were quiet
     engines: list[EngineResult]
     failed: dict[str, str]
+    inputs: int = 0
 
     @property
     def best_peer(self) -> EngineResult | None:
@@ -93,34 +101,67 @@ class CaseResult:
         return max((e for e in self.engines if e.ratio_median is not None), key=lambda e: e.ratio_median or 0.0, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine of a comparison, by what it is called there. `how`: options of its loader."""
+
+    label: str
+    engine: str
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+def alike(case: Case, engines: Sequence[str]) -> list[Contender]:
+    """The engines with the same arithmetic: float32, or what the case allows those that can."""
+    return [Contender(name, name, {"precision": case.precision} if name in ENGINES and ENGINES[name].rounds else {}) for name in engines]
+
+
+def as_they_come(engines: Sequence[str]) -> list[Contender]:
+    """The engines with their defaults, and aspen-mp in bf16 beside, which OpenVINO chooses by itself where the processor has it."""
+    found = []
+    for name in engines:
+        found.append(Contender(name, name, {"defaults": True} if name in ENGINES and ENGINES[name].settable else {}))
+        if name == OURS:
+            found.append(Contender(OURS_BF16, name, {"defaults": True, "precision": "bf16"}))
+    return found
+
+
 def measure(
-    case: Case, engines: Sequence[str], cores: list[int], schedule: Schedule, advance: Callable[[str], None] = lambda _: None
+    case: Case,
+    contenders: Sequence[Contender],
+    cores: list[int],
+    schedule: Schedule,
+    advance: Callable[[str], None] = lambda _: None,
+    inputs: int = 0,
 ) -> CaseResult:
-    """Measures a case. An engine that fails is reported and left out; the others go on."""
+    """Measures a case. An engine that fails is reported and left out; the others go on. `inputs`: for how many errors are measured."""
     with prepared(case) as (here, macs):
         seats: list[Seat] = []
         failed: dict[str, str] = {}
         try:
-            for engine in engines:
-                advance(f"{case.label}: loading {engine}")
-                how = {"precision": case.precision} if engine in ENGINES and ENGINES[engine].rounds else {}
+            for each in contenders:
+                advance(f"{case.label}: loading {each.label}")
+                outputs = here / f"{each.label}.npz"
                 try:
-                    seats.append(Seat.start(engine, here / "model.onnx", here / "feeds.npz", here / f"{engine}.npz", cores, how))
+                    seats.append(Seat.start(each.engine, here / "model.onnx", here / "feeds.npz", outputs, cores, each.how, each.label))
                 except SeatError as error:
-                    failed[engine] = str(error)
+                    failed[each.label] = str(error)
             os.sync()  # what loading wrote would go to disk during the first rounds, by threads of the kernel's
             turns, rejected, disturbed = take_turns(case, seats, failed, schedule, advance)
-            results = [result(seat, [r[seat.engine] for r in turns]) for seat in seats if turns and seat.engine in turns[0]]
+            there = [seat for seat in seats if turns and seat.label in turns[0]]
+            results = [result(seat, [r[seat.label] for r in turns]) for seat in there]
             compare(results, turns, here)
+            judged = judge(case, there, inputs, here, advance) if inputs else {}
         finally:
             for seat in seats:
                 seat.close()
+        for found in results:
+            found.accuracy = judged.get(found.engine)
         if case.precision != "f32" and results:
             advance(f"{case.label}: in float32")
             Seat.start(OURS, here / "model.onnx", here / "feeds.npz", here / "f32.npz", cores).close()
             for found in results:
                 found.error = difference(here / f"{found.engine}.npz", here / "f32.npz")
-    return CaseResult(case.label, macs, len(cores), cores, len(turns), rejected, disturbed, results, failed)
+    return CaseResult(case.label, macs, len(cores), cores, len(turns), rejected, disturbed, results, failed, inputs)
 
 
 @contextmanager
@@ -184,7 +225,7 @@ def take_turns(
 
 def result(seat: Seat, turns: Sequence[Turn]) -> EngineResult:
     return EngineResult(
-        engine=seat.engine,
+        engine=seat.label,
         version=seat.info["version"],
         settings=seat.info["settings"],
         load_s=seat.info["load_s"],

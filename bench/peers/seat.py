@@ -65,6 +65,11 @@ class Seat(EngineProcess):
         self.ask(once=str(feeds))
         return float(self.reply()["seconds"])
 
+    def answer(self, feeds: Path, outputs: Path) -> None:
+        """Runs the model once, on inputs of an .npz file, and writes its outputs to another."""
+        self.ask(answer=str(feeds), outputs=str(outputs))
+        self.reply()
+
     def step(self, prompt: Path | None = None) -> tuple[float, int]:
         """Runs a decoder once, on a prompt (an .npz file) or on its last token and cache. Returns seconds, and the token that it chooses
         now (the largest logit of the last place)."""
@@ -96,6 +101,10 @@ class Stream:
         seconds = time.perf_counter() - begin
         self._feeds, self._outputs = feeds, outputs
         return seconds
+
+    def outputs(self) -> list[Array]:
+        """The outputs of the last run."""
+        return self._outputs
 
     def chosen(self) -> int:
         return int(self._outputs[0][0, -1].argmax())
@@ -139,6 +148,11 @@ def child(
             order = json.loads(line)
             if "once" in order:
                 reply(seconds=stream.run(read(order["once"])))
+                continue
+            if "answer" in order:
+                seconds = stream.run(read(order["answer"]))
+                np.savez(order["outputs"], *stream.outputs())
+                reply(seconds=seconds)
                 continue
             if "step" in order:
                 reply(seconds=stream.run(read(order["step"]) if order["step"] else stream.continued()), token=stream.chosen())

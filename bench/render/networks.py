@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aspen_mp.bench.figures.stacks import ours_by
+from aspen_mp.bench.peers.accuracy import Accuracy
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.peers.rounds import OURS, CaseResult, EngineResult
 from aspen_mp.bench.render.markdown import number, table
@@ -98,6 +99,71 @@ def comparison(item: Published, *, brief: bool = False) -> str:
         ratio = f"{best.ratio_median:.2f}" if brief else spread(case, best)
         rows.append([label, times[OURS], *(times.get(other, "–") for other in others), ratio])
     return table(["network", f"{OURS}, ms", *(f"{ENGINES[other]}, ms" for other in others), "ours / fastest other"], rows)
+
+
+def with_errors(item: Published) -> str:
+    """The table of times, and that of errors where there are some."""
+    return "\n\n".join(part for part in (comparison(item), errors(item.record.result)) if part)
+
+
+def errors(result: PeersResult) -> str:
+    """Errors of each engine against float64, and how often it names the same class; empty where no case has any."""
+    engines = [OURS, *(other for other in peers(result) if _judged(result, other))]
+    rows = []
+    for case in result.cases:
+        found = {engine.engine: engine.accuracy for engine in case.engines if engine.accuracy is not None}
+        if found:
+            cells = [_accuracy(found[engine]) if engine in found else "–" for engine in engines]
+            rows.append([name(case.case), case.inputs, *cells])
+    if not rows:
+        return ""
+    columns = ["network", "inputs", *(called(engine) for engine in engines)]
+    return f"{ERRORS}\n\n{table(columns, rows)}"
+
+
+ERRORS = (
+    "The next table has each runtime's error: the largest difference from the network in float64, relative to the largest output. "
+    "The reference is the network in floats for every runtime and every file. "
+    "Two shares stand behind the error: rows that name the class of float64, and the class of ONNX Runtime on the same file."
+)
+"""The text above a table of errors."""
+
+
+def _judged(result: PeersResult, engine: str) -> bool:
+    return any(each.accuracy is not None for case in result.cases for each in case.engines if each.engine == engine)
+
+
+def _accuracy(found: Accuracy) -> str:
+    """`4.2e-03, 98% / 100%`; what was not to be compared is left out."""
+    shares = ["–" if share is None else f"{share:.0%}" for share in (found.top1, found.same)]
+    said = "" if found.top1 is None and found.same is None else f", {shares[0]}" + ("" if found.same is None else f" / {shares[1]}")
+    return ("–" if found.error is None else f"{found.error:.1e}") + said
+
+
+def called(engine: str) -> str:
+    """How people call an engine."""
+    return ENGINES.get(engine, engine)
+
+
+def defaults(item: Published) -> str:
+    """Milliseconds of each engine with its own defaults, what OpenVINO chose, and errors."""
+    result: PeersResult = item.record.result
+    engines = [OURS, *peers(result)]
+    rows = []
+    for case in result.cases:
+        times = {engine.engine: number(engine.median) for engine in case.engines}
+        rows.append([name(case.case), *(times.get(engine, "–") for engine in engines)])
+    settings = dict.fromkeys((called(each.engine), each.settings) for case in result.cases for each in case.engines if each.engine != OURS)
+    said = "\n".join(f"- {engine}: {setting}" for engine, setting in settings)
+    measured = table(["network", *(f"{called(engine)}, ms" for engine in engines)], rows)
+    return "\n\n".join(part for part in (DEFAULTS, said, measured, errors(result)) if part)
+
+
+DEFAULTS = (
+    "Each runtime with its own defaults: only the cores are given. aspen-mp computes in float32 unless it is asked for less, "
+    "so a column in bf16 stands beside. Runtimes that choose less by themselves are compared with that one."
+)
+"""The text above a table of defaults."""
 
 
 def losses(published: Sequence[Published]) -> list[Comparison]:

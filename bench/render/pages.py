@@ -198,8 +198,8 @@ def prediction(item: Published) -> str:
 PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
     "networks": (
         "Networks beside other runtimes",
-        "One request at a time. The last column is our time divided by the time of the fastest other runtime.",
-        {"peers": networks.comparison},
+        "One request at a time. The last column of a table of `bench peers` is our time divided by the time of the fastest other runtime.",
+        {"peers": networks.with_errors, "defaults": networks.defaults},
     ),
     "scaling": (
         "More cores for one request",

@@ -32,6 +32,7 @@ from aspen_mp.cli.documents import schema
 
 RESULTS: dict[str, Any] = {
     "peers": PeersResult,
+    "defaults": PeersResult,
     "scaling": list[ScalingResult],
     "hetero": list[HeteroResult],
     "lengths": list[LengthsResult],

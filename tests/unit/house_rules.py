@@ -20,7 +20,7 @@ PARTS: Final = {
 ORDERS: Final = {
     "aspen_mp": [
         *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
-        *("compat", "torch", "ray", "backend", "tools", "serving", "cli", "bench"),
+        *("compat", "torch", "ray", "backend", "tools", "quantization", "serving", "cli", "bench"),
     ],
     "aspen_mp.planner": [
         "job",
@@ -57,6 +57,7 @@ MOST_PARAMETERS: Final = 10
 LONG_FUNCTIONS: Final = {
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
+    "aspen_mp.cli.quantize.quantize": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.serve.serve": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.trace.trace": "the parameters of a command are its options, a line and its help each",

@@ -14,6 +14,7 @@ from aspen_mp.cli.documents.plans import Coplan, Plan, Run
 from aspen_mp.cli.documents.runtimes import Launched, Look, Metrics, Serving, Stopped
 from aspen_mp.cli.documents.trace import Trace
 from aspen_mp.control.wire.status import Document, Status, Worker
+from aspen_mp.quantization.report import Report as Quantized
 
 
 class Reason(Document):
@@ -34,6 +35,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "serve": Serving,
     "run": Run,
     "plan": Plan,
+    "quantize": Quantized,
     "coplan": Coplan,
     "status": Status,
     "top": Look,

@@ -364,6 +364,7 @@ class ModelStore:
                 "doing": _doing(model),
                 "share": model.share,
                 "objective": model.request.objective,
+                "precision": model.request.precision,
                 "scheduled": counts.get(model.id) or dict.fromkeys(MODEL_COUNTS, 0),
                 "weight_bytes": self._bytes(model.weight_segments),
                 "made": asdict(model.made),

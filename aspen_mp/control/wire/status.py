@@ -183,7 +183,8 @@ class PlansMade(Document):
 
 class LoadedModel(Document):
     """A model. `clients`: how many hold it; `planning`: plans that are being made; `doing`: how far its planning process is; `share`: its
-    weight where core time is short; `objective`: what its tiles and instances are for; `made`: plans so far, `plans`: those in use."""
+    weight where core time is short; `objective`: what its tiles and instances are for; `precision`: what products
+    may round their factors to; `made`: plans so far, `plans`: those in use."""
 
     id: int
     name: str
@@ -194,6 +195,7 @@ class LoadedModel(Document):
     doing: Step | None
     share: float
     objective: str
+    precision: str
     scheduled: Scheduled
     weight_bytes: int
     made: PlansMade

@@ -10,21 +10,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import onnxruntime
 import pytest
 from process_tools import descendants
 
 from aspen_mp.bench import models
 from aspen_mp.bench.peers import cases, engines, rounds
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.peers.rounds import Schedule
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
+from aspen_mp.bench.records import record
 from aspen_mp.cli.app import app
+from aspen_mp.tools import float64
 from aspen_mp.workers import _isa
 
 
 def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aspen_mp.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=120)
+
+
+def alike(*engines: str) -> list[rounds.Contender]:
+    """The engines in float32."""
+    return rounds.alike(Case("tcn"), engines)
 
 
 class Stub:
@@ -96,7 +106,7 @@ def test_ratios_come_from_the_same_rounds(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_real_process_and_its_end() -> None:
     core = min(os.sched_getaffinity(0))
-    result = rounds.measure(Case("tcn", seq=64), ["onnxruntime"], [core], Schedule(rounds=2, spare=1, seconds=0.01))
+    result = rounds.measure(Case("tcn", seq=64), alike("onnxruntime"), [core], Schedule(rounds=2, spare=1, seconds=0.01))
     (engine,) = result.engines
     assert result.failed == {}
     assert engine.runs >= 2
@@ -107,7 +117,7 @@ def test_real_process_and_its_end() -> None:
 def test_load_failure_is_named() -> None:
     core = min(os.sched_getaffinity(0))
     result = rounds.measure(
-        Case("tcn", seq=64, options={"levels": 1}), ["onnxruntime", "nonsense"], [core], Schedule(rounds=1, spare=1, seconds=0.01)
+        Case("tcn", seq=64, options={"levels": 1}), alike("onnxruntime", "nonsense"), [core], Schedule(rounds=1, spare=1, seconds=0.01)
     )
     assert [e.engine for e in result.engines] == ["onnxruntime"]
     assert "nonsense" in result.failed["nonsense"]
@@ -171,13 +181,66 @@ def test_precision_is_that_of_all_who_have_one() -> None:
     core = min(os.sched_getaffinity(0))
     case = cases.parse("tcn@seq=64,precision=bf16")
     assert (case.label, case.precision) == ("tcn@seq=64,precision=bf16", "bf16")
-    result = rounds.measure(case, ["aspen-mp", "onnxruntime"], [core], Schedule(rounds=1, spare=1, seconds=0.01))
+    result = rounds.measure(case, rounds.alike(case, ["aspen-mp", "onnxruntime"]), [core], Schedule(rounds=1, spare=1, seconds=0.01))
     ours, theirs = result.engines
     assert "bf16" in ours.settings
     assert theirs.error is not None
     assert theirs.error < 1e-4
     assert ours.error is not None
     assert (ours.error > 1e-4) == _isa.sums_pairs()
+
+
+def test_engines_are_judged_by_the_network_in_floats(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["squeezenet1_1@image=64,dtype=int8", "tcn@seq=64", "--engines", "onnxruntime,aspen-mp,openvino", "-t", "1"]
+    done = cli("bench", "peers", *arguments, "--rounds", "1", "--seconds", "0.01", "--inputs", "3", "-o", file, "--keep-disturbed")
+    assert done.returncode == 0, done.stderr
+    for word in ("float64", "top-1", "as ORT"):
+        assert word in done.stdout
+    quantised, floats = record.load(file, PeersResult).result.cases
+    assert quantised.inputs == floats.inputs == 3
+    by = {engine.engine: engine.accuracy for engine in quantised.engines}
+    model = models.build("squeezenet1_1", image=64, dtype="int8")
+    plain = models.build("squeezenet1_1", image=64)
+    exact = float64.evaluator(plain, [output.name for output in plain.graph.output])
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    worst, same = 0.0, []
+    for seed in range(1000, 1003):
+        feeds = models.inputs(plain, seed=seed)
+        (got,), (want,) = session.run(None, feeds), exact(feeds)
+        worst = max(worst, abs(got - want).max() / abs(want).max())
+        same += list(got.argmax(1) == want.argmax(1))
+    theirs, ours = by["onnxruntime"], by["aspen-mp"]
+    assert theirs is not None
+    assert ours is not None
+    assert theirs.error == pytest.approx(worst, rel=0.3)  # one thread may round other sums
+    assert theirs.top1 == pytest.approx(np.mean(same))
+    assert theirs.same is None
+    assert ours.same is not None
+    assert ours.error == pytest.approx(theirs.error, rel=0.5)
+    for engine in floats.engines:
+        assert engine.accuracy is not None
+        assert engine.accuracy.error is not None
+        assert engine.accuracy.error < 1e-5
+
+
+def test_engines_as_they_come(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["tcn@seq=64", "--engines", "onnxruntime,aspen-mp,openvino", "-t", "1", "--rounds", "1", "--seconds", "0.01"]
+    done = cli("bench", "defaults", *arguments, "--inputs", "1", "-o", file, "--keep-disturbed")
+    assert done.returncode == 0, done.stderr
+    (case,) = record.load(file, PeersResult).result.cases
+    assert case.failed == {}
+    by = {engine.engine: engine for engine in case.engines}
+    assert list(by) == ["onnxruntime", "aspen-mp", rounds.OURS_BF16, "openvino"]
+    assert by["aspen-mp"].settings.endswith("defaults")
+    assert "bf16" in by[rounds.OURS_BF16].settings
+    assert by["onnxruntime"].settings == "defaults"
+    assert by["openvino"].settings.startswith("defaults, which give ")
+    errors = {label: engine.accuracy.error for label, engine in by.items() if engine.accuracy and engine.accuracy.error is not None}
+    assert errors["aspen-mp"] < 1e-5
+    assert (errors[rounds.OURS_BF16] > 1e-4) == _isa.sums_pairs()
+    assert cli("bench", "defaults", "tcn@precision=bf16").returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.layers import Layers
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers import cases
-from aspen_mp.bench.peers.rounds import OURS
+from aspen_mp.bench.peers.rounds import OURS, OURS_BF16
 from aspen_mp.bench.render import networks, pages, published, render
 
 DOCUMENTS = [ROOT / "README.md", *(file for kind in ("tutorial", "howto", "explanation") for file in (ROOT / "docs" / kind).glob("*.md"))]
@@ -99,6 +99,29 @@ def test_a_record_of_stacks_has_a_page_and_a_chart(tree: Path) -> None:
     assert "1×64×8×8" in (tree / picture).read_text()
     ratios = {(pair.case, pair.engine): pair.ratio for pair in networks.compared(published.read(tree / render.RESULTS))}
     assert ratios["pool_blocks", "torch"] == ratios["sppf", "torch"] == 0.25
+
+
+def test_errors_and_defaults_have_tables(tree: Path) -> None:
+    peers = published.of(published.read(tree / render.RESULTS), "peers")[0]
+    document = json.loads(peers.file.read_text())
+    case = document["result"]["cases"][0]
+    assert "largest difference from the network in float64" not in pages.all_pages([peers], tree / "none.json")["networks"]
+    for k, engine in enumerate(case["engines"]):
+        engine["accuracy"] = {"error": 0.001 * (k + 1), "top1": 0.875, "same": None if engine["engine"] == "onnxruntime" else 1.0}
+    case["inputs"] = 8
+    peers.file.write_text(json.dumps(document))
+    bf16 = case["engines"][0] | {"engine": OURS_BF16, "median": 0.5, "accuracy": {"error": 0.5, "top1": None, "same": None}}
+    others = document | {"benchmark": "defaults", "result": {"absent": [], "cases": [case | {"engines": [*case["engines"], bf16]}]}}
+    (peers.file.parent / "defaults.json").write_text(json.dumps(others))
+    assert render.DOCS / "networks.md" in render.write(tree)
+    assert render.stale(tree) == []
+    text = (tree / render.DOCS / "networks.md").read_text()
+    label = networks.name(case["case"])
+    assert f"| {label} | 8 | 1.0e-03, 88% / 100% | 2.0e-03, 88% | 3.0e-03, 88% / 100% |" in text
+    assert "`bench defaults`" in text
+    assert "| network | inputs | aspen-mp | ONNX Runtime | OpenVINO | aspen-mp, bf16 |" in text
+    assert f"| {label} | 8 | 1.0e-03, 88% / 100% | 2.0e-03, 88% | 3.0e-03, 88% / 100% | 5.0e-01 |" in text
+    assert "each runtime's error" in text.replace("\n", " ")
 
 
 def several() -> dict[str, object]:

@@ -1,0 +1,1 @@
+"""Trying models on samples: reading these, comparing outputs, taking times in turns."""
