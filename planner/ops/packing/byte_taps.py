@@ -1,5 +1,5 @@
-"""Weights of depthwise convolutions of bytes, which QDWCONV reads (``workers/kernels/conv/qdwconv.c``): four rows of a window side by side.
-Zero points of weights come off before, so a weight may need several bytes, whose sum it is."""
+"""Weights of depthwise convolutions of bytes, which QDWCONV reads (``workers/kernels/bytes/qdwconv.c``): four rows of a window side by
+side. Zero points of weights come off before, so a weight may need several bytes, whose sum it is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sums, differences and products of two tensors of bytes that become bytes again are one kernel. Its roundings are those of the kernels that
-it replaces."""
+"""Sums, differences and products of two tensors of bytes that become bytes again are one kernel. Its roundings are those of the kernels
+that it replaces."""
 
 from __future__ import annotations
 
