@@ -24,7 +24,7 @@ _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
 """Most terms of a sum that 32 bits hold, whatever the bytes and their zero points are."""
 _AROUND_SCORES: Final = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sub", "Where"})
-"""What stands between the product of queries and keys and the softmax: scales, masks and biases."""
+"""Operators between the product of queries and keys and the softmax: scales, masks and biases."""
 _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Their results are among their first input's values."""
 
