@@ -23,6 +23,8 @@ _FLOATS: Final = frozenset({_F32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloa
 _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
 """Most terms of a sum that 32 bits hold, whatever the bytes and their zero points are."""
+_AROUND_SCORES: Final = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sub", "Where"})
+"""Operators between the product of queries and keys and the softmax: scales, masks and biases."""
 _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Their results are among their first input's values."""
 
@@ -34,10 +36,10 @@ def multiply_stored(graph: Graph, sums_bytes: bool = True) -> None:
     are products of two activations."""
     if not graph.has("DequantizeLinear"):
         return
-    producer = graph.producers()
+    producer, readers = graph.producers(), graph.consumers()
     kept: list[Node] = []
     for node in graph.nodes:
-        kept += _of_bytes(node, producer, sums_bytes) or [node]
+        kept += _of_bytes(node, producer, readers, sums_bytes) or [node]
     graph.nodes = kept
     uses = graph.uses()
     graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
@@ -57,7 +59,10 @@ class _OfBytes:
     columns: int
 
 
-def _of_bytes(node: Node, producer: dict[Tensor, Node], sums_bytes: bool) -> list[Node] | None:
+Readers = dict[Tensor, list[tuple[Node, int]]]
+
+
+def _of_bytes(node: Node, producer: dict[Tensor, Node], readers: Readers, sums_bytes: bool) -> list[Node] | None:
     """The nodes that compute a product, of bytes; None where it is of another kind."""
     if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None:
         return None
@@ -71,6 +76,8 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node], sums_bytes: bool) -> lis
     found = _of_two(node, left, right) if of_two and right is not None else _product(node, left)
     if not isinstance(found, str) and (node.op == "Conv" or of_two) and not sums_bytes:
         found = "this machine has no instruction that sums products of bytes"
+    if not isinstance(found, str) and of_two and _scores(node, readers):
+        found = "attention's kernel computes it with the softmax behind it"
     if isinstance(found, str):
         _in_floats(node, found)
         return None
@@ -123,6 +130,18 @@ def _product(node: Node, left: Node) -> _OfBytes | str:
     if values.size > _MOST_TERMS * node.output.shape[columns]:
         return "its sums have more terms than 32 bits hold"
     return _OfBytes(x, left.inputs[2] if len(left.inputs) > 2 else None, values, weight.zero, bias, factor, columns)
+
+
+def _scores(node: Node, readers: Readers) -> bool:
+    """Whether a softmax follows whose results are not quantised: both products are one kernel then, and scores take no memory."""
+    while node.op != "Softmax":
+        behind = readers.get(node.output, [])
+        if len(behind) != 1 or (node.op != "MatMul" and node.op not in _AROUND_SCORES):
+            return False
+        node = behind[0][0]
+        if node.op != "Softmax" and node.op not in _AROUND_SCORES:
+            return False
+    return all(reader.op != "QuantizeLinear" for reader, _ in readers.get(node.output, []))
 
 
 def _of_two(node: Node, left: Node, right: Node) -> _OfBytes | str:

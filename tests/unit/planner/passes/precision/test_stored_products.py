@@ -346,3 +346,30 @@ def test_products_without_terms_are_left_alone() -> None:
     """Their sums are zeros: no kernel for bytes is asked."""
     net = Net(opset=21, x=(4, 0))
     refused(net, net("MatMul", data(net, "x"), weight(net, 0, COLUMNS)))
+
+
+def test_products_of_two_activations() -> None:
+    """Each matrix has factors of its own. The right ones are packed for each request."""
+    net = Net(opset=21, x=(2, 3, 7, DEPTH), y=(2, 3, DEPTH, COLUMNS))
+    nodes = made(net, net("Relu", net("MatMul", data(net, "x"), data(net, "y", I8))))
+    assert ops(nodes) == ["QUANTIZE", "QUANTIZE", "QPACK", "QMATMUL"]
+    assert present(nodes[-1]) == {FACTOR, ZERO}
+    assert nodes[-1].attrs["act"][0] == "RELU"
+
+
+@pytest.mark.parametrize("shapes", [((7, DEPTH), (3, DEPTH, 9)), ((2, 1, 7, DEPTH), (1, 3, DEPTH, 9)), ((DEPTH,), (DEPTH, 9))], ids=str)
+def test_products_of_unlike_batches_stay_floats(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    net = Net(opset=21, x=shapes[0], y=shapes[1])
+    assert "QMATMUL" not in ops(made(net, net("MatMul", data(net, "x"), data(net, "y"))))
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_attention_of_quantised_inputs(quantised: bool) -> None:
+    """Where the softmax is not quantised, one kernel computes both products. Scores of bytes would have to be written."""
+    net = Net(opset=21, q=(2, 4, 33, 16), k=(2, 4, 16, 33), v=(2, 4, 33, 16))
+    scores = net("Mul", net("MatMul", data(net, "q"), data(net, "k")), net.number(0.25))
+    shares = net("Softmax", scores, axis=-1)
+    shares = data(net, shares, scale=1 / 255) if quantised else shares
+    nodes = ops(made(net, net("MatMul", shares, data(net, "v")), tolerance=0.01))
+    assert nodes.count("QMATMUL") == (2 if quantised else 0)
+    assert nodes.count("ATTENTION") == (not quantised)
