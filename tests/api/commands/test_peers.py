@@ -19,7 +19,7 @@ from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.rounds import Schedule
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 from aspen_mp.cli.app import app
-from aspen_mp.workers import _isa
+from aspen_mp.control.planning import local_rates
 
 
 def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -177,7 +177,7 @@ def test_precision_is_that_of_all_who_have_one() -> None:
     assert theirs.error is not None
     assert theirs.error < 1e-4
     assert ours.error is not None
-    assert (ours.error > 1e-4) == _isa.sums_pairs()
+    assert (ours.error > 1e-4) == local_rates.fast_pairs()
 
 
 @pytest.mark.parametrize(
