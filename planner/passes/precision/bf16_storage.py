@@ -66,7 +66,7 @@ def _look_at(node: Node, groups: _Groups, kept: set[Tensor], gains: set[Tensor])
 
 def _is_rounded(spec: OpSpec) -> bool:
     """Whether a kernel multiplies pairs of bf16."""
-    return spec.cost.item == BF16.itemsize
+    return bool(spec.cost.item == BF16.itemsize)
 
 
 def _is_volume(node: Node) -> bool:

@@ -99,7 +99,7 @@ def _wanted(graph: Graph, functions: dict[Tensor, _Function]) -> Iterator[Tensor
     """The functions that are worth a table and are read by anything else."""
     for tensor in graph.outputs:
         if tensor in functions and functions[tensor].worth:
-            yield _as_bytes(tensor, functions)
+            yield tensor
     for node in graph.nodes:
         for x in node.inputs:
             if x is not None and x in functions and functions[x].worth and (not node.outputs or node.output not in functions):

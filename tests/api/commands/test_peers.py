@@ -23,8 +23,8 @@ from aspen_mp.bench.peers.rounds import Schedule
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 from aspen_mp.bench.records import record
 from aspen_mp.cli.app import app
+from aspen_mp.control.planning import local_rates
 from aspen_mp.tools import float64
-from aspen_mp.workers import _isa
 
 
 def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -187,7 +187,7 @@ def test_precision_is_that_of_all_who_have_one() -> None:
     assert theirs.error is not None
     assert theirs.error < 1e-4
     assert ours.error is not None
-    assert (ours.error > 1e-4) == _isa.sums_pairs()
+    assert (ours.error > 1e-4) == local_rates.fast_pairs()
 
 
 def test_engines_are_judged_by_the_network_in_floats(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import aspen_mp
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import error_of
-from aspen_mp.workers._isa import sums_pairs
+from aspen_mp.control.planning.local_rates import fast_pairs
 
 SWITCH = "ASPEN_MP_AMX"
 NEAR = 5e-2
@@ -106,4 +106,4 @@ def test_transformer_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1e-5 < error_of(found, exact) <= NEAR
     assert [x.tobytes() for x in found] != [x.tobytes() for x in rounded], "the order of sums is another"
     assert [x.tobytes() for x in found] == [x.tobytes() for x in results(model, workers=1, precision="bf16")]
-    assert sums_pairs() or [x.tobytes() for x in rounded] == [x.tobytes() for x in exact]
+    assert fast_pairs() or [x.tobytes() for x in rounded] == [x.tobytes() for x in exact]

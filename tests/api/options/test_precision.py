@@ -16,7 +16,7 @@ import small_models
 import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench.agreement import error_of
-from aspen_mp.workers._isa import sums_pairs
+from aspen_mp.control.planning.local_rates import fast_pairs
 
 NEAR = 3e-2
 """Rounding of factors to 8 bits of mantissa, as a share of the largest output."""
@@ -47,7 +47,7 @@ def test_two_loads_of_one_model(net: str, request: pytest.FixtureRequest) -> Non
         exact, rounded, exact_again, rounded_again, default = [m.run(x)["y"] for m in models]
     assert exact.tobytes() == exact_again.tobytes() == default.tobytes()
     assert rounded.tobytes() == rounded_again.tobytes()
-    assert (rounded.tobytes() != exact.tobytes()) == sums_pairs(), "rounded where the processor has the instruction, and nowhere else"
+    assert (rounded.tobytes() != exact.tobytes()) == fast_pairs(), "rounded where the processor has the instruction, and nowhere else"
     assert error_of([rounded], [exact]) <= NEAR
 
 
@@ -66,7 +66,7 @@ def test_profile_decides_where_load_does_not(product: onnx.ModelProto) -> None:
         kinds: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"precision": "f32"}]
         default, rounded, exact = (runtime.load(product, **kw).run(x)["y"] for kw in kinds)
     assert default.tobytes() == rounded.tobytes()
-    assert (exact.tobytes() != rounded.tobytes()) == sums_pairs()
+    assert (exact.tobytes() != rounded.tobytes()) == fast_pairs()
 
 
 def test_plan_cache_knows_them_apart(product: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_plan_cache_knows_them_apart(product: onnx.ModelProto, tmp_path: Path, m
         with aspen_mp.Runtime(workers=1) as runtime:
             found.append(runtime.load(tmp_path / "product.onnx", precision=precision).run(x)["y"].tobytes())  # type: ignore[arg-type]
     assert found[:2] == found[2:]
-    assert (found[0] != found[1]) == sums_pairs()
+    assert (found[0] != found[1]) == fast_pairs()
 
 
 def test_sessions_take_it(product: onnx.ModelProto) -> None:
@@ -107,7 +107,7 @@ def test_command_line(chain: onnx.ModelProto, tmp_path: Path) -> None:
         return {row["kernel"].split()[0] for row in json.loads(said("plan", file, "--json", *options))["layers"]}
 
     assert "BCONV" not in kernels()
-    assert ("BCONV" in kernels("--precision", "bf16")) == sums_pairs()
+    assert ("BCONV" in kernels("--precision", "bf16")) == fast_pairs()
     checked = json.loads(said("run", file, "--random", "--check", "--precision", "bf16", "--tolerance", str(NEAR), "--json"))
-    assert (checked["check"][0]["error"] > 1e-5) == sums_pairs()
+    assert (checked["check"][0]["error"] > 1e-5) == fast_pairs()
     assert "'f8' is not one of f32, bf16" in " ".join(said("run", file, "--precision", "f8", status=2).replace("│", " ").split())

@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 from net_tools import Net, check, ops
 from onnx import TensorProto
-from test_stored_products import data, levels
+from test_stored_products import levels
 
 from aspen_mp.planner.ir.graph import Node
 
 U8, I8 = np.uint8, np.int8
+
+
+def data(net: Net, x: str, kind: type = U8, scale: float = 0.03) -> str:
+    """Bytes that come from outside, dequantised."""
+    of = net("Mul", net("Abs", x), net.number(60.0)) if kind is U8 else net("Mul", x, net.number(30.0))
+    stored = net("Cast", of, to=TensorProto.UINT8 if kind is U8 else TensorProto.INT8)
+    return net("DequantizeLinear", stored, net.number(scale), net.constant(kind(7)))
+
+
+def kernels(nodes: list[Node]) -> list[str]:
+    """Without those that make the bytes from outside."""
+    return [op for op in ops(nodes) if op not in {"UNARY", "CAST"} and not op.startswith("view.")]
 
 
 def bytes_of(net: Net, y: str, kind: type = U8, scale: float = 0.05) -> list[Node]:
@@ -25,7 +37,7 @@ def test_two_tensors(op: str, kinds: tuple[type, type, type], shape: tuple[int, 
     net = Net(opset=21, x=(3, 5, 6, 7), y=shape)
     x, y = data(net, "x", kinds[0]), data(net, "y", kinds[1], 0.02)
     nodes = bytes_of(net, net(op, x, y), kinds[2])
-    assert ops(nodes) == ["QUANTIZE", "QUANTIZE", "QBINARY"]
+    assert [op for op in kernels(nodes) if op != "BINARY"] == ["QBINARY"]
     assert nodes[-1].output.dtype == kinds[2]
 
 
@@ -34,13 +46,13 @@ def test_gates_of_tables() -> None:
     net = Net(opset=21, x=(2, 5, 6, 7), y=(2, 5, 1, 1))
     gate = data(net, net("Sigmoid", data(net, "y")), U8, 0.004)
     nodes = bytes_of(net, net("Mul", data(net, "x"), gate))
-    assert sorted(ops(nodes)) == ["LOOKUP", "QBINARY", "QUANTIZE", "QUANTIZE"]
+    assert [op for op in kernels(nodes) if op != "BINARY"] == ["LOOKUP", "QBINARY"]
 
 
 def test_a_function_of_the_sum() -> None:
     net = Net(opset=21, x=(2, 5), y=(2, 5))
     nodes = bytes_of(net, net("Relu", net("Add", data(net, "x"), data(net, "y"))))
-    assert ops(nodes) == ["QUANTIZE", "QUANTIZE", "QBINARY"]
+    assert [op for op in kernels(nodes) if op != "BINARY"] == ["QBINARY"]
     assert nodes[-1].attrs["act"][0] == "RELU"
 
 
