@@ -162,7 +162,7 @@ SPECS = (
         "QBINARY",
         "x y",
         _qbinary_checks,
-        each(0.1),
+        each(0.2),
         choice("opcode", BINARY, "ADD, SUB or MUL"),
         _ACT,
         *(
@@ -178,7 +178,7 @@ SPECS = (
         checks=_lookup_checks,
         layout=Layout.SPREADS,
         batch_rank=1,
-        cost=Cost(element_ns=each(0.1)),
+        cost=Cost(element_ns=each(0.03)),
     ),
     OpSpec(name=OPAQUE, outputs=0, region=all_of_it, layout=Layout.ANY),
 )
