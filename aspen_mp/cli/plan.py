@@ -53,7 +53,10 @@ def plan(
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Print a row for each op: kernel, tiles, cost. Ops without a kernel are marked. Then stacks."),
+        typer.Option(
+            "--explain",
+            help="Print a row for each op: kernel, tiles, cost. Ops without a kernel and conversions of levels say why. Then stacks.",
+        ),
     ] = False,
     why: Annotated[
         str | None,
@@ -111,7 +114,7 @@ def plan(
         level = sources.accuracy(accuracy) or chosen.models.accuracy
         request = api.PlanRequest(rounded, winograd is not False, level, planning, instructions=local_rates.instructions())
         began = time.perf_counter()
-        with reasons.recording(why is not None) as recorded:
+        with reasons.recording(why is not None or explain) as recorded:
             result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, request=request)
         seconds = time.perf_counter() - began
         if result.plan is None:
@@ -122,7 +125,7 @@ def plan(
         serial = api.plan_stage(opened, [bindings], workers=1, request=request).plan if len(machine) > 1 else result.plan
         op_cost.use(measured)
         plan, alone = result.plan.predicted_anew(), serial and serial.predicted_anew()
-        report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=many))
+        report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=many), recorded)
         report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
         report["shared"] = result.plan.metadata.get("shared")
     if why is not None:
@@ -212,17 +215,22 @@ def machines(cores: str | None, profile: Profile, measured: Rates) -> tuple[Mach
     return Machine.of(known, measured), Machine.of_speeds(there.speeds(cpus), rates)
 
 
-def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction) -> dict[str, Any]:
+def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction, recorded: list[Reason]) -> dict[str, Any]:
+    """Everything that is printed. `recorded`: reasons, where somebody asked for them: of ops between levels and f32, a row's `why`."""
     from dataclasses import asdict
 
+    from aspen_mp.planner.passes.precision.round_trips import CHOICE
     from aspen_mp.planner.plan.explain import totals
 
     why = {name: reason for name, _, reason in result.opaque}
+    between = {reason.node: reason.rule for reason in recorded if reason.choice == CHOICE}
     layers = []
     for info in plan.info:
         row = {**asdict(info), "tile_shape": list(info.tile_shape)}
         if info.opaque:
             row["why"] = why.get(info.name, "no kernel computes it")
+        elif info.name in between:
+            row["why"] = between[info.name]
         if info.stack is None:
             del row["stack"]
         layers.append(row)
@@ -285,7 +293,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
         rows = []
         for row in _by_layer(report["layers"]):
             slices = f"{row['batch_slice'][1]} slices of the batch" if row["batch_slice"][1] > 1 else ""
-            note = f"opaque, one tile: {row['why']}" if row["opaque"] else slices
+            note = f"opaque, one tile: {row['why']}" if row["opaque"] else slices or row.get("why", "")
             tile = sources.describe(row["tile_shape"])
             work = f"{row['flops'] / 1e6:.2f}"
             moved = f"{row['bytes'] / 1e6:.2f}"

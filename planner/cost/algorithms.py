@@ -77,7 +77,7 @@ def _named(block: int) -> str:
 
 def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], bf16: bool, allowed: Callable[[int], bool]) -> _Blocks:
     channels, outputs = x[1], out[1]
-    found = _Blocks(0, _direct_ns(channels, out, prod(kernel), bf16 and bf16_pays(channels)), [])
+    found = _Blocks(0, _direct_ns(channels, out, prod(kernel), bf16 and not bf16_refused(channels, out[1], prod(kernel), strides)), [])
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
         few = f"{channels} channels in, {outputs} out; it needs {LEAST_CHANNELS} and {LEAST_OUTPUTS}"
         found.tried.append(Tried("Winograd", "strides differ" if strides[0] != strides[1] else few))
@@ -151,16 +151,33 @@ BF16_FLOPS_PER_NS = 190.0
 """Multiply-adds of rounded factors, the direct way."""
 BF16_LEAST_CHANNELS = 16
 """Channels below which rounding an image takes longer than products of pairs gain."""
+BF16_LEAST_PRODUCTS, BF16_LEAST_STRIDED = 512, 768
+"""Multiply-adds for a pixel or row of output, below which the same holds; with strides, which leave pixels to round one by one."""
+BF16_LEAST_COLUMNS = 9
+"""Columns of a product of matrices below which f32 has rows in its vectors (`workers/kernels/gemm/narrow.h`)."""
+MOST_STACKED = BF16_LEAST_CHANNELS - 1
+"""Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`). Apart, it
+multiplies pairs of bf16, and what lies between is stored as bf16."""
 
 
-MOST_STACKED = 16
-"""Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`). Apart, it would
-multiply pairs of bf16."""
+def bf16_refused(channels: int, outputs: int, taps: int = 1, strides: tuple[int, int] = (1, 1)) -> str:
+    """Why a convolution whose factors may be rounded to bf16 does not multiply pairs of them, where it is computed the direct way; "": it
+    does. It depends on weights and strides alone: plans for several sizes of a model choose alike."""
+    if channels < BF16_LEAST_CHANNELS:
+        return f"{channels} channels; it needs {BF16_LEAST_CHANNELS}"
+    return _few_products(channels * taps, outputs, BF16_LEAST_PRODUCTS if strides == (1, 1) else BF16_LEAST_STRIDED)
 
 
-def bf16_pays(channels: int) -> bool:
-    """Whether a convolution whose factors may be rounded to bf16 multiplies pairs of them, where it is computed the direct way."""
-    return channels >= BF16_LEAST_CHANNELS
+def bf16_product_refused(terms: int, columns: int) -> str:
+    """The same of a product of matrices."""
+    if columns < BF16_LEAST_COLUMNS:
+        return f"{columns} columns; it needs {BF16_LEAST_COLUMNS}"
+    return _few_products(terms, columns, BF16_LEAST_STRIDED)
+
+
+def _few_products(terms: int, columns: int, least: int) -> str:
+    filled = terms * -(-columns // (PANEL // 2)) * (PANEL // 2)
+    return f"{filled} multiply-adds for a pixel or row; it needs {least}" if filled < least else ""
 
 
 class Least(NamedTuple):

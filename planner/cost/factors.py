@@ -22,10 +22,10 @@ WHOLE_VECTORS: Final[Factors] = (
     | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94}
 )
 WHOLE_VECTORS_INTEL: Final[Factors] = (
-    {"ATTENTION": 1.35, "CONV": 0.93, "GEMM": 0.86, "PWDW": 0.92, "DWCONV": 0.57, "STRASSEN": 0.8}
+    {"ATTENTION": 1.35, "CONV": 0.93, "GEMM": 0.86, "BGEMM": 2.0, "BCONV": 2.0, "PWDW": 0.92, "DWCONV": 0.57, "STRASSEN": 0.8}
     | {"BINARY": 0.78, "COPY": 2.0, "GATHER": 0.6, "NORM": 0.92, "POOL": 1.03, "RESIZE": 1.42}
     | {"WINO 1x4": 1.23, "WINO 4x1": 1.18, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
     | {"WINO 2x2": 1.02, "WINO 3x3": 0.98, "WINO 4x4": 1.02, "WINO 5x5": 1.15, "WINO 6x6": 1.25}
 )
-BYTES: Final = ("QGEMM", "QCONV", "QDWCONV")
+BYTES: Final = ("QGEMM", "QMATMUL", "QCONV", "QDWCONV")
 """Products of bytes, which take longer where no instruction sums four of them."""

@@ -335,7 +335,9 @@ def _product(node: Node, a: Tensor, workers: int) -> TileCost:
     if cost.unpacked is not None:
         stored = b.size / max(node.output.shape[-1] * a.shape[-1], 1)
         return Product(a.shape[-1], False, ns, by_strassen(node), stored=stored, unpacked=cost.unpacked(node))
-    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_strassen(node), cost.item)
+    return Product(
+        a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[: len(node.output.shape) - 2]), ns, by_strassen(node), cost.item
+    )
 
 
 def _convolution(node: Node, a: Tensor, workers: int) -> TileCost:

@@ -20,9 +20,9 @@ class Instructions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fast multiplications of a processor.
 
     `vectors`: for which vectors products may be computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
-    it sums products of bytes in one instruction (`workers._isa.sums_bytes`). `sums_bf16`: the same for pairs of bf16
-    (`workers._isa.sums_pairs`). `sums_amx`: whether plans may have the sums of AMX (`workers._isa.sums_amx`). Sums of bytes are the same
-    with it and without, those of bf16 are not.
+    it sums products of bytes in one instruction (`workers._isa.sums_bytes`). `sums_bf16`: whether it sums pairs of bf16 so, and faster
+    than f32 (`control.planning.local_rates.fast_pairs`). `sums_amx`: whether plans may have the sums of AMX (`workers._isa.sums_amx`).
+    Sums of bytes are the same with it and without, those of bf16 are not.
     """
 
     vectors: Vectors = ""

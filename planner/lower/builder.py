@@ -18,7 +18,7 @@ from aspen_mp.planner.job import reasons
 from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.ops.packing import byte_taps, low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT, Act
-from aspen_mp.planner.ops.products import BYTES_GROUP, BYTES_HEADER, packed_bytes
+from aspen_mp.planner.ops.products import BYTES_GROUP, BYTES_HEADER, packed_bytes, run_time_panels
 
 F32 = np.dtype(np.float32)
 F64 = np.dtype(np.float64)
@@ -286,6 +286,17 @@ class Builder:
             raise ValueError(f"zero points {list(zero.shape)} of rows {list(a.shape)}")
         shape = (*a.shape[:-1], b.shape[-1])
         return self.emit("QGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
+
+    def qmatmul(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+        """As `qgemm`, for factors [..., M, K] and [..., K, N] with the same leading axes. `b_zero`: of one element."""
+        unsigned, known = b.dtype == np.uint8, b_zero is None or b_zero.is_const
+        point = 0 if b_zero is None or not known else int(b_zero.value().reshape(()))
+        shape = (*b.shape[:-2], *run_time_panels(*b.shape[-2:]))
+        packed = [b] if b_zero is None else [b, self.reshape(b_zero, (1,))]
+        panels = self.emit("QPACK", packed, shape, I8, granules=(32, BYTES_GROUP))
+        zero = None if a_zero is None else self.align(a_zero, len(a.shape))
+        zeros = not known or point != (128 if unsigned else 0)
+        return self.emit("QMATMUL", [a, panels, None, None, None, zero], (*a.shape[:-1], b.shape[-1]), I32, zeros=zeros, act=NO_ACT)
 
     def qconv(
         self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, constant: Tensor | None, shape: Shape, **window: Shape

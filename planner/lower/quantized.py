@@ -65,7 +65,10 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
     if x.size == 0:
         return [b.constant(np.zeros(x.shape, _U8)), b.constant(np.float32(1)), b.constant(_U8.type(0))]
     whole = x if x.shape else b.reshape(x, (1,))
-    axis, blocks = _blocks(whole.shape)
+    axis = b.decide(lambda: _blocks(whole.shape)[0])
+    blocks = b.decide(lambda: _blocks(whole.shape)[1])
+    assert isinstance(axis, int)
+    assert isinstance(blocks, int)
     scale = b.emit("QPARAMS", [b.emit("MINMAX", [whole], (blocks, 2), F32, axis=axis)], (), F32)
     zero = b.output(scale, (), _U8)
     return [b.quantize(x, scale, zero, _U8), scale, zero]
@@ -73,7 +76,7 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
 
 def _blocks(shape: Shape) -> tuple[int, int]:
     """The axis along which a tensor is cut for its extremes, and the number of blocks. The axis is one that no layout has innermost, if
-    that is long enough: a block of an inner axis is read in small pieces."""
+    that is long enough: a block of an inner axis is read in small pieces. All sizes in a range have the blocks of the largest."""
     wanted = -(-prod(shape) // _BLOCK)
     inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
     outer = [k for k in range(len(shape)) if k not in inner and shape[k] >= min(wanted, _FEW)]
@@ -152,6 +155,8 @@ def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None
     if _packable(x, y, y_zero):
         zero = None if x_zero is None else _of_rows(b, x_zero, x)
         return b.reshape(b.qgemm(x, y, zero, y_zero), node.output.shape)
+    if _alike(x, y, y_zero):
+        return b.qmatmul(x, y, None if x_zero is None else _of_rows(b, x_zero, x), y_zero)
     left = _widened(b, x, None if x_zero is None else _of_rows(b, x_zero, x))
     right = _widened(b, y, None if y_zero is None else _of_columns(b, y_zero))
     depth, total = x.shape[-1], None
@@ -169,6 +174,16 @@ def _packable(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
     if {x.dtype.name, y.dtype.name} - _BYTES or not y.is_const or prod(y.shape[:-2]) != 1:
         return False
     return y_zero is None or (y_zero.is_const and (y_zero.size == 1 or len(y_zero.shape) == 1))
+
+
+def _alike(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
+    """Whether both factors are bytes with the same leading axes, and the right one, which is not constant, has one zero point."""
+    return (
+        not {x.dtype.name, y.dtype.name} - _BYTES
+        and not y.is_const
+        and x.shape[:-2] == y.shape[:-2]
+        and (y_zero is None or y_zero.size == 1)
+    )
 
 
 def _convolution(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from aspen_mp.shm.tables import DTYPES, UNARY
 
 Shape = tuple[int, ...]
-F32, F64, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["I8"], DTYPES["U8"]
+F32, F64, BF16, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["BF16"], DTYPES["I8"], DTYPES["U8"]
 I32, U32, I64, BOOL = DTYPES["I32"], DTYPES["U32"], DTYPES["I64"], DTYPES["BOOL"]
 NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
 LIMIT = 1 << 31
@@ -89,6 +89,12 @@ def is_f32(arg: Arg | None, what: str) -> None:
     """An operand that is there must be f32."""
     if arg is not None and arg.dtype != F32:
         raise Misfit(f"dtype of {what}", arg.dtype, F32)
+
+
+def is_float(arg: Arg | None, what: str) -> None:
+    """An operand that is there must be f32, or stored as bf16."""
+    if arg is not None and arg.dtype not in (F32, BF16):
+        raise Misfit(f"dtype of {what}", arg.dtype, (F32, BF16))
 
 
 def has_function(call: Call, i: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast, clipped, whole
-from aspen_mp.planner.ops.call import F32, LIMIT, Call, all_f32, has_function, in_range, need, ranked, scaled, shaped
+from aspen_mp.planner.ops.call import F32, LIMIT, Call, all_f32, has_function, in_range, is_f32, is_float, need, ranked, scaled, shaped
 from aspen_mp.planner.ops.elementwise import activation_ns
 from aspen_mp.planner.ops.packing import byte_taps, winograd
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, Blocks
@@ -20,9 +20,8 @@ from aspen_mp.planner.ops.products import (
     AMX,
     BYTES,
     BYTES_GROUP,
+    IN_BYTES,
     LAST,
-    OUT_SCALE,
-    OUT_ZERO,
     RESIDUAL_NS,
     ZEROS,
     bf16_operands,
@@ -432,9 +431,13 @@ def _wino_checks(call: Call) -> None:
 
 
 def _dwconv_checks(call: Call) -> None:
-    all_f32(call)
     out, x, w = call.out, call.input(0), call.input(1)
     planes = _planes_of(call, 16)
+    images = len(out.shape) == 4
+    for arg, what in ((out, "the output"), (x, "input 0"), (call.optional(3), "input 3")):
+        (is_float if images else is_f32)(arg, what)
+    for i in (1, 2, 4, 5):
+        is_f32(call.optional(i), f"input {i}")
     kh, kw = window(call, 1, 2)
     has_function(call, 9)
     in_range(call, 12, "residual_last", 0, 2)
@@ -531,7 +534,7 @@ SPECS = (
             FACTOR,
             ZERO,
         ),
-        params=(ZEROS, *WINDOW, replace(ACT, about=BYTES), LAST, OUT_SCALE, OUT_ZERO),
+        params=(ZEROS, *WINDOW, replace(ACT, about=BYTES), LAST, *IN_BYTES),
         region=_qconv_region,
         checks=_qconv_checks,
         kind=Kind.WINDOWED,
@@ -554,8 +557,7 @@ SPECS = (
             *WINDOW,
             replace(ACT, about=BYTES),
             LAST,
-            OUT_SCALE,
-            OUT_ZERO,
+            *IN_BYTES,
         ),
         region=_qdwconv_region,
         checks=_qdwconv_checks,
@@ -567,10 +569,10 @@ SPECS = (
     OpSpec(
         name="BCONV",
         inputs=(
-            X,
+            replace(X, halves=True),
             Input("weights", "see `bf16.packed_shape`; what is multiplied is rounded to bf16", packed=True),
             BIAS,
-            RESIDUAL,
+            replace(RESIDUAL, halves=True),
             SCALE,
             SHIFT,
             *PROLOGUE,
@@ -581,6 +583,7 @@ SPECS = (
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
+        halves=True,
         cost=Cost(_one_group_flops, tiles=TileModel.CONVOLUTION, item=2, residual_ns=RESIDUAL_NS, input_ns=ROUNDED_NS, hides=True),
     ),
     OpSpec(
@@ -602,13 +605,21 @@ SPECS = (
     ),
     OpSpec(
         name="DWCONV",
-        inputs=(X, Input("weights", "[taps, OC]", packed=True), BIAS, RESIDUAL, SCALE, SHIFT),
+        inputs=(
+            replace(X, halves=True),
+            Input("weights", "[taps, OC]", packed=True),
+            BIAS,
+            replace(RESIDUAL, halves=True),
+            SCALE,
+            SHIFT,
+        ),
         params=(replace(GROUPS, about="the channels of X, of which OC is a multiple"), *_CONV[1:], DEPTH),
         region=_conv_region,
         checks=_dwconv_checks,
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
+        halves=True,
         cost=Cost(_depthwise_flops, ns=_depthwise_ns),
     ),
     OpSpec(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast, whole
-from aspen_mp.planner.ops.call import F32, I32, Call, Check, has_function, in_range, need, shaped
+from aspen_mp.planner.ops.call import F32, I32, LIMIT, Call, Check, has_function, in_range, need, shaped
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, real
 from aspen_mp.planner.ops.spec import COPY, OPAQUE, PLAIN_NS, Cost, Input, Kind, Layout, OpSpec, Seen, each
 from aspen_mp.shm.tables import BINARY, DTYPES, TERNARY, UNARY
@@ -48,6 +48,7 @@ def all_of_it(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 LEVELS = 256
 """The values of a byte."""
+_BYTE_OPCODES = {BINARY[name] for name in ("ADD", "SUB", "MUL")}
 _LEVELS = {DTYPES[name] for name in ("I8", "U8", "I16", "U16")}
 
 
@@ -110,6 +111,18 @@ def _lookup_checks(call: Call) -> None:
     need(table.dense, "strides of input 1", "others", "dense ones")
 
 
+def _qbinary_checks(call: Call) -> None:
+    _elementwise_checks(2, None)(call)
+    in_range(call, 0, "opcode", 0, len(BINARY))
+    need(call.params[0] in _BYTE_OPCODES, "opcode", call.params[0], sorted(_BYTE_OPCODES))
+    has_function(call, 1)
+    bytes_ = {DTYPES["I8"], DTYPES["U8"]}
+    for arg, name in ((call.out, "the output"), (call.input(0), "input 0"), (call.input(1), "input 1")):
+        need(arg.dtype in bytes_, f"dtype of {name}", arg.dtype, sorted(bytes_))
+    for i in (5, 7, 9):
+        in_range(call, i, "zero", -LIMIT, LIMIT)
+
+
 def _looked_up(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     """The same elements, and the whole table."""
     return whole(shape, len(lo)) if i == 1 else broadcast(shape, lo, hi)
@@ -145,6 +158,19 @@ SPECS = (
     _spec(COPY, "x", _same_dtype_checks, each(0.1)),
     _spec("QUANTIZE", "x scale zero?", _quantize_checks, each(0.07), integer("times", "multiply with the scale, do not divide by it")),
     _spec("DEQUANTIZE", "x scale zero?", _dequantize_checks, each(0.03)),
+    _spec(
+        "QBINARY",
+        "x y",
+        _qbinary_checks,
+        each(0.1),
+        choice("opcode", BINARY, "ADD, SUB or MUL"),
+        _ACT,
+        *(
+            param
+            for of in ("x", "y", "out")
+            for param in (real(f"{of}_scale", f"of {of}'s bytes"), integer(f"{of}_zero", f"of {of}'s bytes"))
+        ),
+    ),
     OpSpec(
         name="LOOKUP",
         inputs=(Input("x", seen=Seen.OUTPUT), Input("table", "[256], a value for each byte, the lowest first")),

@@ -23,6 +23,7 @@ from aspen_mp.planner.ops.call import (
     has_function,
     in_range,
     is_f32,
+    is_float,
     need,
     ranked,
     scaled,
@@ -31,7 +32,7 @@ from aspen_mp.planner.ops.call import (
 from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_bf16
 from aspen_mp.planner.ops.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, noted, real, reserved
-from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, Kind, OpSpec, Seen, TileModel, each
+from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, Kind, OpSpec, Seen, TileModel, each, inputs
 from aspen_mp.shm.tables import NUMBERS, UNARY
 
 TERMS = {"product": 0, "square": 1, "absolute": 2}
@@ -42,6 +43,12 @@ BYTES_GROUP, BYTES_HEADER = NUMBERS["BYTES_GROUP"], NUMBERS["BYTES_HEADER"]
 def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int, int]:
     """The shape of packed bytes of [depth, columns], or of `taps` taps of them."""
     return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
+
+
+def run_time_panels(depth: int, columns: int) -> tuple[int, int, int]:
+    """The shape of a matrix of bytes [depth, columns] that QPACK packs: panels, groups of terms, bytes of a group."""
+    panels, groups, width, item = packed_bytes(depth, columns)
+    return panels, groups, width * item
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
@@ -115,6 +122,28 @@ def _qgemm_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Reg
     return out_lo, out_hi
 
 
+def _qmatmul_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i == 1:
+        out_lo, out_hi = whole(shape, len(lo))
+        leading = len(shape) - 3
+        out_lo[:, :leading], out_hi[:, :leading] = lo[:, :leading], hi[:, :leading]
+        out_lo[:, leading], out_hi[:, leading] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
+        return out_lo, out_hi
+    out_lo, out_hi = broadcast(shape, lo, hi)
+    if i == 0:
+        out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
+    return out_lo, out_hi
+
+
+def _qpack_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    out_lo, out_hi = whole(shape, len(lo))
+    if i == 0:
+        leading = len(shape) - 2
+        out_lo[:, :leading], out_hi[:, :leading] = lo[:, :leading], hi[:, :leading]
+        out_lo[:, -1], out_hi[:, -1] = 32 * lo[:, leading], np.minimum(32 * hi[:, leading], shape[-1])
+    return out_lo, out_hi
+
+
 def _strassen_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     lo, hi = lo.copy(), hi.copy()
     lo[:, -2], hi[:, -2] = 2 * lo[:, -2], np.minimum(2 * hi[:, -2], shape[-2])
@@ -178,19 +207,20 @@ def _qnbitgemm_checks(call: Call) -> None:
 
 
 def bytes_and_scales(call: Call, last: int) -> None:
-    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
+    """Checks that all products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, and those of bytes."""
     out, a, b = call.out, call.input(0), call.input(1)
     has_function(call, last)
     in_range(call, last + 3, "residual_last", 0, 3)
     in_range(call, last + 5, "zero", -LIMIT, LIMIT)
+    in_range(call, last + 7, "residual_zero", -LIMIT, LIMIT)
     need(out.dtype in (F32, I32, I8, U8), "dtype of the output", out.dtype, (F32, I32, I8, U8))
     need(a.dtype in (I8, U8), "dtype of input 0", a.dtype, (I8, U8))
     need(b.dtype == I8, "dtype of input 1", b.dtype, I8)
     need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
     for i in range(2, 6):
         arg = call.optional(i)
-        wanted = a.dtype if i == 5 else F32
-        need(arg is None or arg.dtype == wanted, f"dtype of input {i}", arg and arg.dtype, wanted)
+        wanted = (a.dtype,) if i == 5 else (F32, I8, U8) if i == 3 else (F32,)
+        need(arg is None or arg.dtype in wanted, f"dtype of input {i}", arg and arg.dtype, wanted)
         need(arg is None or i == 5 or out.dtype != I32, f"input {i}", "present", "absent where the output is the sums")
     need(out.dtype != I32 or call.params[last] == UNARY["IDENTITY"], "activation", call.params[last], "none where the output is the sums")
 
@@ -208,14 +238,41 @@ def _qgemm_checks(call: Call) -> None:
         shaped(call.optional(i), out, f"shape of input {i}")
 
 
+def _qmatmul_checks(call: Call) -> None:
+    out, a, b = call.out.shape, call.input(0), call.input(1)
+    in_range(call, 0, "zeros", 0, 2)
+    bytes_and_scales(call, 1)
+    need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    ranked(a, len(out), "input 0")
+    depth = a.shape[-1]
+    shaped(a, (*out[:-1], depth), "shape of input 0")
+    shaped(b, (*out[:-2], *run_time_panels(depth, out[-1])), "shape of input 1")
+    for i in range(2, 6):
+        shaped(call.optional(i), out, f"shape of input {i}")
+
+
+def _qpack_checks(call: Call) -> None:
+    out, b, zero = call.out, call.input(0), call.optional(1)
+    need(b.dtype in (I8, U8), "dtype of input 0", b.dtype, (I8, U8))
+    need(len(b.shape) >= 2, "rank of input 0", len(b.shape), "at least 2")
+    need(out.dtype == I8, "dtype of the output", out.dtype, I8)
+    shaped(out, (*b.shape[:-2], *run_time_panels(*b.shape[-2:])), "shape of the output")
+    need(out.dense, "strides of the output", "not contiguous", "contiguous")
+    if zero is not None:
+        need(zero.dtype == b.dtype, "dtype of input 1", zero.dtype, b.dtype)
+        shaped(zero, (1,), "shape of input 1")
+
+
 def bf16_operands(call: Call, depth: int, columns: int, taps: int = 1) -> None:
     """The operands of products of bf16, as far as they are alike for matrices and images."""
     w = call.input(1)
     need(w.dtype == U32, "dtype of input 1", w.dtype, U32)
     shaped(w, packed_bf16(depth, columns, taps), "shape of input 1")
     need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
-    is_f32(call.out, "the output")
-    for i in (0, *range(2, 8)):
+    is_float(call.out, "the output")
+    for i in (0, 3):
+        is_float(call.optional(i), f"input {i}")
+    for i in (2, *range(4, 8)):
         is_f32(call.optional(i), f"input {i}")
 
 
@@ -282,7 +339,12 @@ LAST = Param(
     lambda a: (2 if a.get("gated", False) else int(a.get("residual_last", False)),),
 )
 ZEROS = integer("zeros", "whether the weights have zero points")
-OUT_SCALE, OUT_ZERO = real("scale", "of bytes of output", 1.0), integer("zero", "of bytes of output", 0)
+IN_BYTES = (
+    real("scale", "of bytes of output", 1.0),
+    integer("zero", "of bytes of output", 0),
+    real("residual_scale", "of a residual of bytes, whose values are (byte - zero) * scale", 1.0),
+    integer("residual_zero", "of a residual of bytes", 0),
+)
 BYTES = "act(factor * sums + bias + residual) in f32; as bytes, that over the scale and rounded, plus the zero point; or the sums in i32"
 _COST = Cost(_gemm_flops, tiles=TileModel.PRODUCT, residual_ns=RESIDUAL_NS, hides=True)
 
@@ -334,7 +396,7 @@ SPECS = (
             Input("factor", "of the sums", True, Seen.OUTPUT),
             Input("zero", "of A, one a row", True, Seen.OUTPUT),
         ),
-        params=(ZEROS, replace(ACT, about=BYTES), LAST, OUT_SCALE, OUT_ZERO),
+        params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
         region=_qgemm_region,
         checks=_qgemm_checks,
         kind=Kind.PRODUCT,
@@ -342,13 +404,48 @@ SPECS = (
         cost=replace(_COST, item=1),
     ),
     OpSpec(
+        name="QMATMUL",
+        inputs=(
+            replace(A, about="[…, M, K], bytes"),
+            Input("b", "QPACK of […, K, N]"),
+            BIAS,
+            RESIDUAL,
+            Input("factor", "of the sums", True, Seen.OUTPUT),
+            Input("zero", "of A, one a row", True, Seen.OUTPUT),
+        ),
+        params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
+        region=_qmatmul_region,
+        checks=_qmatmul_checks,
+        kind=Kind.PRODUCT,
+        batch_rank=3,
+        cost=replace(_COST, item=1),
+    ),
+    OpSpec(
+        name="QPACK",
+        inputs=(Input("b", "[…, K, N], bytes, of which the output has panels"), Input("zero", "[1], of all columns", True)),
+        params=(noted("granules", "columns of a panel, and terms of a group"),),
+        region=_qpack_region,
+        checks=_qpack_checks,
+        whole_axes=lambda node: frozenset({len(node.output.shape) - 2, len(node.output.shape) - 1}),
+        batch_rank=3,
+        cost=Cost(inputs, each(0.15)),
+    ),
+    OpSpec(
         name="BGEMM",
-        inputs=(A, Input("weights", "see `bf16.packed_shape`; A and B are rounded to bf16", packed=True), BIAS, RESIDUAL, SCALE, SHIFT),
+        inputs=(
+            replace(A, halves=True),
+            Input("weights", "see `bf16.packed_shape`; A and B are rounded to bf16", packed=True),
+            BIAS,
+            replace(RESIDUAL, halves=True),
+            SCALE,
+            SHIFT,
+        ),
         params=(ALPHA, ACT, LAST, AMX),
         region=_qgemm_region,
         checks=_bgemm_checks,
         kind=Kind.PRODUCT,
         batch_rank=3,
+        halves=True,
         cost=replace(_COST, item=2),
     ),
     OpSpec(

@@ -96,7 +96,7 @@ def _minmax_checks(call: Call) -> None:
     ranked(call.out, 2, "the output")
     blocks = call.out.shape[0]
     shaped(call.out, (blocks, 2), "shape of the output")
-    need(1 <= blocks <= x.shape[axis], "blocks of the output", blocks, f"1 … {x.shape[axis]}")
+    need(blocks >= 1, "blocks of the output", blocks, "1 or more")
     need(blocks * x.shape[axis] < 1 << 62, "blocks of the output", blocks, "64 bits")
 
 

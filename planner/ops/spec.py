@@ -87,13 +87,14 @@ class TileModel(Enum):
 class Input:
     """An input of a kernel. `role`: the same for the same thing in all kernels; `about`: its shape and meaning, where the role does not say
     that. `packed`: a weight in panels, read as one run of memory: always, or where the attribute of that name says so. Such a weight is
-    seen as it is."""
+    seen as it is. `halves`: its values may be stored as bf16 instead of f32."""
 
     role: str
     about: str = ""
     optional: bool = False
     seen: Seen = Seen.AS_IS
     packed: bool | str = False
+    halves: bool = False
 
     def is_packed(self, node: Node) -> bool:
         """Whether this input of a node is a packed weight."""
@@ -180,7 +181,7 @@ class OpSpec:
     multiple of the output. A copy costs as much as that many results then save. `whole_axes`: axes of the output that no tile cuts, because
     tiles would repeat work. `run_lines`: cache lines that a tile is wide at least along the axis of unit stride. `batch_rank`: fewest axes
     of an output of which the first may be cut into slices of the batch; 0: never. `by_value`: regions depend on the values of constant
-    inputs."""
+    inputs. `halves`: values of the output may be stored as bf16 instead of f32."""
 
     name: str
     region: RegionMap
@@ -197,4 +198,5 @@ class OpSpec:
     run_lines: int = 1
     batch_rank: int = 0
     by_value: bool = False
+    halves: bool = False
     cost: Cost = field(default_factory=Cost)

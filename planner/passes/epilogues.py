@@ -18,11 +18,11 @@ from aspen_mp.planner.job.reasons import Reason, Tried
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
-_MATRICES = ("GEMM", "QNBITGEMM", "QGEMM")
+_MATRICES = ("GEMM", "QNBITGEMM", "QGEMM", "QMATMUL")
 _FLOATS = ("GEMM", "QNBITGEMM")
 _SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
 """Ops whose inputs 4 and 5 are scale and shift."""
-_PRODUCTS = (*_SCALED, "QGEMM", "QCONV", "QDWCONV")
+_PRODUCTS = (*_SCALED, "QGEMM", "QMATMUL", "QCONV", "QDWCONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES

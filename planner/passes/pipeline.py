@@ -34,7 +34,18 @@ from aspen_mp.planner.passes import (
     weight_prefetch,
 )
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
-from aspen_mp.planner.passes.precision import bf16, byte_moves, byte_tables, half_precision, integer_products, quantization
+from aspen_mp.planner.passes.precision import (
+    bf16,
+    bf16_storage,
+    byte_arithmetic,
+    byte_epilogues,
+    byte_moves,
+    byte_tables,
+    half_precision,
+    integer_products,
+    quantization,
+    round_trips,
+)
 from aspen_mp.planner.passes.request import PassRequest
 
 Level = Literal["operators", "kernels"]
@@ -86,7 +97,7 @@ def _budget(graph: Graph, request: PassRequest) -> None:
 
 
 def _stored_products(graph: Graph, request: PassRequest) -> None:
-    quantization.multiply_stored(graph, convolutions=request.asked.instructions.sums_bytes)
+    quantization.multiply_stored(graph, sums_bytes=request.asked.instructions.sums_bytes)
 
 
 def _own_outputs(graph: Graph, request: PassRequest) -> None:
@@ -140,14 +151,20 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(merge.merge_products),
     _rewrite(prologues.fuse_prologues),
     Pass("pointwise and depthwise", "kernels", _depthwise, STACKING, "stack"),
+    _rewrite(byte_epilogues.drop_limits),
     _rewrite(integer_products.fuse_levels),
+    _rewrite(byte_epilogues.join_bytes),
+    _rewrite(byte_arithmetic.combine_bytes),
+    _rewrite(byte_epilogues.count_in_levels),
     _rewrite(multiply_adds.fuse_multiply_adds),
     Pass("depth first", "kernels", _depth_first, STACKING, "stack"),
     _rewrite(common.share),
     _rewrite(cleanup.remove_dead),
     Pass("bf16", "kernels", lambda graph, request: bf16.use_bf16(graph, request.asked.amx), ROUNDING, "precision"),
+    Pass("bf16 activations", "kernels", lambda graph, request: bf16_storage.store_as_bf16(graph), ROUNDING),
     Pass("Strassen's algorithm", "kernels", _strassen, FEWER_PRODUCTS, "algorithm"),
     Pass("weight prefetch", "kernels", lambda graph, request: weight_prefetch.stream_weights(graph)),
+    Pass("round trips", "kernels", lambda graph, request: round_trips.name_round_trips(graph)),
 )
 
 

@@ -414,12 +414,12 @@ class BucketedGraph:
 
 
 def _steps_of(node: Node) -> list[Fraction]:
-    """The factors of lengths that a step reads. Windows move by several pixels, those of its layers together by more. A picture is resized
-    by a fraction."""
+    """The factors of lengths that a step reads. Windows move by several pixels, those of its layers together by more. Panels have several
+    columns. A picture is resized by a fraction."""
     layers = [dict(step.attrs) for step in node.attrs["program"]] if "program" in node.attrs else [node.attrs]
     moved = {1}
     for attrs in layers:
-        moved |= {a * b for a in moved for b in attrs.get("strides", ())}
+        moved |= {a * b for a in moved for b in (*attrs.get("strides", ()), *attrs.get("granules", ()))}
     resized = {Fraction(scale).limit_denominator(_LARGEST_FRACTION) for scale in node.attrs.get("scales", ())}
     return [Fraction(1, pixels) for pixels in sorted(moved - {1})] + sorted(scale for scale in resized if scale.denominator > 1)
 

@@ -74,12 +74,12 @@
   X(GRIDSAMPLE, 34, 2, 2, 3, 1)                                                                                                    \
   X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
   X(DEFORM, 36, 2, 3, 10, 1)                                                                                                       \
-  X(QGEMM, 37, 2, 6, 7, 1)                                                                                                         \
+  X(QGEMM, 37, 2, 6, 9, 1)                                                                                                         \
   X(QUANTIZE, 38, 2, 3, 1, 1)                                                                                                      \
   X(DEQUANTIZE, 39, 2, 3, 0, 1)                                                                                                    \
   X(MINMAX, 40, 1, 1, 1, 1)                                                                                                        \
   X(QPARAMS, 41, 1, 1, 0, 2)                                                                                                       \
-  X(QCONV, 42, 2, 6, 15, 1)                                                                                                        \
+  X(QCONV, 42, 2, 6, 17, 1)                                                                                                        \
   X(QNBITGEMM, 43, 2, 7, 9, 1)                                                                                                     \
   X(BCONV, 44, 2, 8, 16, 1)                                                                                                        \
   X(BGEMM, 45, 2, 6, 6, 1)                                                                                                         \
@@ -92,7 +92,10 @@
   X(DGEMM, 52, 2, 3, 5, 1)                                                                                                         \
   X(STACK, 53, 1, 100, 65535, 65535) /* any number of parameters and outputs */                                                    \
   X(LOOKUP, 54, 2, 2, 0, 1)                                                                                                        \
-  X(QDWCONV, 55, 2, 6, 15, 1)
+  X(QDWCONV, 55, 2, 6, 17, 1)                                                                                                      \
+  X(QPACK, 56, 1, 2, 0, 1)                                                                                                         \
+  X(QMATMUL, 57, 2, 6, 9, 1)                                                                                                       \
+  X(QBINARY, 58, 2, 2, 10, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -101,25 +101,34 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - in B: packed [ceil(N/32), 3 + ceil(K/4), 32, 4], i8. A panel begins with the columns' sums over k, their y and c (i32 each). Behind
  *   these its terms are (k / 4, column, k % 4), with zeros behind the last term and column.
  * - in bias?, residual?, factor? (f32), zero? (as A, one a row): the rank of out, broadcast by stride 0. Without zero it is 0.
+ * - A residual may be of bytes, i8 or u8. Its values are (byte - zero) * scale, rounded once.
  * - For i32 there are no bias, residual and factor.
- * - params: y (1: some may not be 0), ACT, residual_last, f64 scale, zero of the output.
+ * - params: y (1: some may not be 0), ACT, residual_last, BYTES.
+ * - BYTES: f64 scale and zero of an output of bytes, f64 scale and zero of a residual of bytes.
+ *
+ * QPACK: out[…, ceil(N/32), 3 + ceil(K/4), 128], i8: the panels of QGEMM's B for each B[…, K, N] (i8 or u8). c is 0.
+ * - in zero?: one element, as B: zero point of all columns. Without it it is 0.
+ * - The last two axes of out are contiguous and whole.
+ *
+ * QMATMUL: as QGEMM, where each index of the leading axes has its own B.
+ * - in B: QPACK's out, with the leading axes of out. The panels of an index are one run of memory.
  *
  * QCONV: out[N, OC, OH, OW], 2-D, as QGEMM.
  * - in X[N, C, H, W]: i8 or u8.
  * - in W: packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as QGEMM's B, with (kh, kw, c / 4, column, c % 4).
  * - in bias? [OC], residual?, factor? (rank 4, as out).
  * - in zero?: one element, as X; the padding is zero.
- * - params: y, WINDOW, ACT, residual_last, f64 scale, zero of the output.
+ * - params: y, WINDOW, ACT, residual_last, BYTES.
  *
  * QDWCONV: as QCONV with OC = M * C channels, each made of one of input: channel c of output of channel c / M.
  * - in W: packed [ceil(OC/32), 3 + parts*ceil(KH/4)*KW, 32, 4], i8. A panel begins as QGEMM's B, whose y are 0 here. Behind that, weights
  *   less their zero points are (part, kh / 4, kw, column, kh % 4), with zeros behind the last row and column.
  * - in bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X).
- * - params: parts (bytes that a weight is the sum of, 1 to 3), WINDOW, ACT, residual_last, f64 scale, zero of the output.
+ * - params: parts (bytes that a weight is the sum of, 1 to 3), WINDOW, ACT, residual_last, BYTES.
  *
  * BGEMM: as GEMM with packed B, with A and B rounded to bf16 (to nearest even).
  * - Products of pairs of terms 2 i, 2 i + 1 are summed in f32 over ascending i.
- * - in A.
+ * - in A; it, the residual and the output are f32, or stored as bf16 (vector/half_lanes.h).
  * - in B: packed [ceil(N/32), ceil(K/2), 32], u32. The lower half of a word is term 2 i; zeros are behind the last.
  * - in bias?, residual?, scale?, shift?: as GEMM.
  * - params: f64 alpha, ACT, residual_last, amx.
@@ -128,7 +137,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *
  * BCONV: as CONV over two axes with one group, with X and W rounded to bf16 (to nearest even).
  * - Products of pairs of channels 2 i, 2 i + 1 are summed in f32 over (kh, kw, i).
- * - in X[N, C, H, W].
+ * - in X[N, C, H, W]; it, the residual and the output are f32, or stored as bf16.
  * - in W: packed [ceil(OC/32), KH*KW*ceil(C/2), 32], u32, with k = (kh, kw, i). The lower half of a word is that of channel 2 i; zeros are
  *   behind the last.
  * - in bias? [OC], residual?, scale?, shift?, in_scale?, in_shift?: as CONV.
@@ -167,6 +176,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * DWCONV: as CONV (without in_scale and IN_ACT) with C == groups, OC = M * C.
  * - Channel c of output is made of channel c / M of input.
  * - in W: [KD*KH*KW, OC].
+ * - Over two axes X, the residual and the output may be stored as bf16.
  * - params: CONV's.
  *
  * PWDW: out[N, E, OH, OW] = DWCONV(act(X * W + bias)): a 1 x 1 convolution (stride 1, no padding) and the depthwise one that alone reads
@@ -218,13 +228,17 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * DEQUANTIZE: out = (X - zero) * scale, f32.
  * - in X (i8, u8, i16, u16, i32), scale (f32), zero? (dtype of X): the rank of out, broadcast by stride 0.
  *
+ * QBINARY: out = QUANTIZE(act(DEQUANTIZE(X) op DEQUANTIZE(Y))), all i8 or u8, with the roundings of these kernels.
+ * - in X, Y: the rank of out, broadcast by stride 0.
+ * - params: op (ADD, SUB or MUL), ACT, then f64 scale and zero point of X, of Y, and of out.
+ *
  * LOOKUP: out = table[X], where the lowest value of X has the first entry.
  * - in X (u8, i8): the rank of out, broadcast by stride 0. table[256] (dtype of out), dense.
  * - out: i8, u8, f32.
  * - There are no params.
  *
  * MINMAX: out[blocks, 2], f32: least and greatest of 0 and a block's elements of X (f32); both NaN where an element is.
- * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients).
+ * - Block b has the indices [b D / blocks, (b + 1) D / blocks) along the axis of extent D (whole quotients). It may be empty.
  * - params: axis.
  *
  * QPARAMS: scale (f32) and zero (u8), one element each, of a tensor with these extremes[blocks, 2] (f32). Two outputs.

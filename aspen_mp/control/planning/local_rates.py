@@ -40,12 +40,20 @@ def predicting(folder: str) -> Rates:
 
 def instructions() -> Instructions:
     """Return what processors here multiply fast."""
-    return Instructions(_isa.vectors(), _isa.sums_bytes(), _isa.sums_pairs(), _isa.sums_amx())
+    return Instructions(_isa.vectors(), _isa.sums_bytes(), fast_pairs(), _isa.sums_amx())
 
 
 def fast_bytes() -> bool:
     """Whether products of bytes are as fast here, beside others, as built-in rates have them."""
     return _isa.vectors() == "" or _isa.sums_bytes()
+
+
+def fast_pairs() -> bool:
+    """Whether products of pairs of bf16 are faster here than those of f32. Intel's cores sum as many products of f32 at a time as of bf16:
+    for bf16 they have AMX. There a network took twice its time in f32 (record `emerald-rapids-2`)."""
+    from aspen_mp.planner.cost import rates
+
+    return _isa.sums_pairs() and rates.vendor() != rates.INTEL
 
 
 def cached() -> int:

@@ -69,11 +69,13 @@ def _concat(b: Body) -> list[str]:
 
 
 def _gemm(b: Body) -> list[str]:
-    """The bias is of 32 bits, its scale that of the product."""
-    transposed = b.get("transB", 0)
+    """The bias is of 32 bits, its scale that of the product, `alpha` included."""
+    transposed, alpha = b.get("transB", 0), b.get("alpha", 1.0)
     inputs = [b.real(0), b.real(3, axis=0 if transposed else 1)]
     if b.name(6):
         scale = b.emit("Mul", b.name(1), b.name(4))
+        if alpha != 1.0:
+            scale = b.emit("Mul", scale, b.number(alpha, 1))
         inputs.append(b.emit("Mul", b.emit("Cast", b.name(6), to=1), scale))  # float32
     y = b.emit("Gemm", *inputs, **b.kept(("alpha", "transA", "transB")))
     return [b.quantised(y, 7) if b.name(7) else y]

@@ -99,11 +99,18 @@ def _wanted(graph: Graph, functions: dict[Tensor, _Function]) -> Iterator[Tensor
     """The functions that are worth a table and are read by anything else."""
     for tensor in graph.outputs:
         if tensor in functions and functions[tensor].worth:
-            yield tensor
+            yield _as_bytes(tensor, functions)
     for node in graph.nodes:
         for x in node.inputs:
             if x is not None and x in functions and functions[x].worth and (not node.outputs or node.output not in functions):
-                yield x
+                yield _as_bytes(x, functions)
+
+
+def _as_bytes(x: Tensor, functions: dict[Tensor, _Function]) -> Tensor:
+    """The levels that are given back as x, or x: who reads them may take bytes, and whole bytes are found faster than floats."""
+    node = functions[x].node
+    inner = functions[x].inputs[0]
+    return inner.node.output if node.op == "DequantizeLinear" and isinstance(inner, _Function) and inner.worth else x
 
 
 def _replaced(node: Node, function: _Function) -> Node:

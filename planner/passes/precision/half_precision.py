@@ -67,7 +67,8 @@ class _Halves:
 
     def _node(self, node: Node) -> None:
         halves = [t for t in node.inputs if t is not None and t.dtype in _ROUNDING]
-        if not halves or node.op in _AS_THEY_ARE or node.op not in self.kernels or self._moves(node, halves):
+        as_they_are = node.op in _AS_THEY_ARE and not _of_levels(node)
+        if not halves or as_they_are or node.op not in self.kernels or self._moves(node, halves):
             node.inputs = [None if t is None else self._stored(t) for t in node.inputs]
         else:
             reasons.tell(partial(_reason, node.name, str(halves[0].dtype)))
@@ -124,6 +125,14 @@ class _Halves:
         out.producer = Node("Cast", out.name, [tensor], [out], {"to": helper.np_dtype_to_tensor_dtype(dtype)}, "Cast")
         self.nodes.append(out.producer)
         return out
+
+
+def _of_levels(node: Node) -> bool:
+    """Whether a node quantises to whole numbers, or back, in a precision that it does not name."""
+    if node.op not in {"DequantizeLinear", "QuantizeLinear"}:
+        return False
+    levels, named = (node.inputs[0], "output_dtype") if node.op == "DequantizeLinear" else (node.output, "precision")
+    return levels is not None and levels.dtype.kind in "iu" and node.attrs.get(named, 0) in {0, 1}  # 1: f32
 
 
 def _reason(name: str, stored: str) -> Reason:

@@ -1,5 +1,5 @@
-"""Sums of products of bytes become floating point in the kernel that makes them. QGEMM, QCONV or QDWCONV, CAST and a factor (the scales of
-the quantised values) become one node. Every value is rounded as before."""
+"""Sums of products of bytes become floating point in the kernel that makes them. QGEMM, QMATMUL, QCONV or QDWCONV, CAST and a factor (the
+scales of the quantised values) become one node. Every value is rounded as before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _F32 = "float32"
 _BYTES = ("int8", "uint8")
-PRODUCTS = ("QGEMM", "QCONV", "QDWCONV")
+PRODUCTS = ("QGEMM", "QMATMUL", "QCONV", "QDWCONV")
 FACTOR = 4
 """The input that the sums are multiplied with, before anything is added."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from aspen_mp.planner.passes.precision.byte_tables import LOOK_UP
 
 INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
+_FLOATS: Final = frozenset({_F32, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
 _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
 _MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
 """Most terms of a sum that 32 bits hold, whatever the bytes and their zero points are."""
@@ -25,16 +27,17 @@ _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "S
 """Their results are among their first input's values."""
 
 
-def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
-    """Rewrites products and convolutions of constants that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
+def multiply_stored(graph: Graph, sums_bytes: bool = True) -> None:
+    """Rewrites products and convolutions of values that DequantizeLinear makes of bytes. They multiply the bytes themselves, with the
     scales' product as a factor behind them. Sums of integers are exact; only the sum is rounded, once, where each product was before.
-    `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
+    `sums_bytes`: whether an instruction sums products of bytes. Without it convolutions are faster in f32, by Winograd's algorithm, and so
+    are products of two activations."""
     if not graph.has("DequantizeLinear"):
         return
     producer = graph.producers()
     kept: list[Node] = []
     for node in graph.nodes:
-        kept += (_of_bytes(node, producer) if convolutions or node.op != "Conv" else None) or [node]
+        kept += _of_bytes(node, producer, sums_bytes) or [node]
     graph.nodes = kept
     uses = graph.uses()
     graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
@@ -54,57 +57,87 @@ class _OfBytes:
     columns: int
 
 
-def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
+def _of_bytes(node: Node, producer: dict[Tensor, Node], sums_bytes: bool) -> list[Node] | None:
     """The nodes that compute a product, of bytes; None where it is of another kind."""
-    found = _product(node, producer)
-    if found is None:
+    if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    left, stored = producer.get(node.inputs[0]), node.inputs[1].stored
+    if left is None or left.op != "DequantizeLinear":
+        if stored is not None and stored.scale is not None and not stored.block:
+            _in_floats(node, "its weights are levels, but what they are multiplied with is not")
+        return None
+    right = producer.get(node.inputs[1])
+    of_two = right is not None and right.op == "DequantizeLinear"
+    found = _of_two(node, left, right) if of_two and right is not None else _product(node, left)
+    if not isinstance(found, str) and (node.op == "Conv" or of_two) and not sums_bytes:
+        found = "this machine has no instruction that sums products of bytes"
+    if isinstance(found, str):
+        _in_floats(node, found)
         return None
     tried = (Tried("f32 factors", "four times as much to multiply, and each product would be rounded"),)
     reasons.tell(lambda: Reason("precision", "bytes", "both factors are stored in bytes", tried=tried, node=node.name))
     return _sums(node, found)
 
 
-def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
-    if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None or node.output.dtype != _F32:
-        return None
-    left, weight = producer.get(node.inputs[0]), node.inputs[1].stored
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if (
-        left is None
-        or left.op != "DequantizeLinear"
-        or weight is None
-        or weight.scale is None
-        or weight.block
-        or left.inputs[0] is None
-        or (bias is not None and not bias.is_const)
-    ):
-        return None
+def _in_floats(node: Node, rule: str) -> None:
+    reasons.tell(lambda: Reason("precision", "f32 factors", rule, tried=(Tried("bytes", rule),), node=node.name))
+
+
+def _product(node: Node, left: Node) -> _OfBytes | str:
+    """The parts of a product whose left factor DequantizeLinear gives, or why its bytes are not multiplied."""
+    assert node.inputs[1] is not None
+    weight, bias = node.inputs[1].stored, node.inputs[2] if len(node.inputs) > 2 else None
+    if weight is None or weight.scale is None:
+        return "its weights are constants of f32" if node.inputs[1].is_const else "both factors are activations"
+    if weight.block:
+        return "its weights have a scale for each block of rows"
+    if node.output.dtype != _F32 or weight.scale.dtype not in _FLOATS:
+        return f"it is computed in {node.output.dtype}"
+    if bias is not None and not bias.is_const:
+        return "its bias is computed by the network"
     x, levels = left.inputs[0], parameters(left)
-    if levels is None or x.dtype not in _BYTES or weight.values.dtype not in _BYTES or weight.scale.dtype != _F32:
-        return None
+    if x is None or levels is None:
+        return "its left factor has several scales or zero points, or they are computed by the network"
+    if x.dtype not in _BYTES or weight.values.dtype not in _BYTES:
+        return f"its factors are {x.dtype} and {weight.values.dtype}, and kernels multiply bytes"
     if x.size == 0 or weight.values.size == 0:
-        return None
+        return "a factor is empty"
     rank, attrs = len(x.shape), node.attrs
-    values, factor = weight.values, np.float32(levels[0]) * weight.scale.value()
+    values, factor = weight.values, np.float32(levels[0]) * weight.scale.value().astype(np.float32)
     columns, out = rank - 1, 1  # `out`: the weight's axis of columns
     if node.op == "Conv":
         if attrs.get("group", 1) not in {1, x.shape[1]} or rank not in {3, 4}:
-            return None
+            return "kernels for bytes convolve one or two axes, without groups or channel by channel"
         columns, out = 1, 0
     elif node.op == "Gemm":
         if attrs.get("transA", 0):
-            return None
+            return "its left factor is transposed"
         factor = factor * np.float32(attrs.get("alpha", 1.0))
         out = 0 if attrs.get("transB", 0) else 1
         if out == 0:
             values = _transposed(values)
     elif rank < 2 or len(values.shape) != 2:
-        return None
+        return "a factor is not a matrix"
     if any(of is not None and of.size != 1 and weight.axis != out for of in (weight.scale, weight.zero)):
-        return None
+        return "its weights have scales along the axis that is summed"
     if values.size > _MOST_TERMS * node.output.shape[columns]:
-        return None
+        return "its sums have more terms than 32 bits hold"
     return _OfBytes(x, left.inputs[2] if len(left.inputs) > 2 else None, values, weight.zero, bias, factor, columns)
+
+
+def _of_two(node: Node, left: Node, right: Node) -> _OfBytes | str:
+    """The parts of a product of two activations, or why their bytes are not multiplied."""
+    x, y, ours, theirs = left.inputs[0], right.inputs[0], parameters(left), parameters(right)
+    if node.op != "MatMul" or node.output.dtype != _F32:
+        return "both factors are activations"
+    if x is None or y is None or ours is None or theirs is None:
+        return "a factor has several scales or zero points, or they are computed by the network"
+    if x.dtype not in _BYTES or y.dtype not in _BYTES:
+        return f"its factors are {x.dtype} and {y.dtype}, and kernels multiply bytes"
+    if len(x.shape) < 2 or x.shape[:-2] != y.shape[:-2] or x.size == 0 or y.size == 0 or y.shape[-2] > _MOST_TERMS:
+        return "its factors are not as many matrices of bytes each"
+    zeros = [t.inputs[2] if len(t.inputs) > 2 else None for t in (left, right)]
+    return _OfBytes(x, zeros[0], y, zeros[1], None, np.float32(ours[0]) * np.asarray(np.float32(theirs[0])), len(x.shape) - 1)
 
 
 def _sums(node: Node, of: _OfBytes) -> list[Node]:

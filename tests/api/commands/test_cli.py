@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import prediction
 from aspen_mp.bench.records import record
@@ -194,6 +194,25 @@ def test_plan_says_why(model: Path) -> None:
     wrong = cli("plan", model, "--why", "produkt")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "Similar names: 'product'" in " ".join(wrong.stderr.replace("│", " ").split())
+
+
+def test_plan_names_conversions_of_levels(tmp_path: Path) -> None:
+    info, number = helper.make_tensor_value_info, numpy_helper.from_array
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="there"),
+        helper.make_node("DequantizeLinear", ["q", "other", "zero"], ["r"], name="back"),
+        helper.make_node("Softmax", ["r"], ["y"], name="shares"),
+    ]
+    held = [number(np.array(v), n) for n, v in (("scale", np.float32(0.1)), ("other", np.float32(0.2)), ("zero", np.uint8(3)))]
+    graph = helper.make_graph(nodes, "levels", [info("x", 1, [4, 8])], [info("y", 1, [4, 8])], held)
+    file = tmp_path / "levels.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), file)
+    rows = {row["name"]: row.get("why", "") for row in as_json("plan", file, "--explain")["layers"]}
+    assert rows["there"] == "it reads an input of the network or a constant, which is f32"
+    assert "differs from that of QuantizeLinear 'there'" in rows["back"]
+    assert "feeds Softmax 'shares'" in rows["back"]
+    (listed,) = [r for r in as_json("plan", file, "--why")["why"]["network"] if "levels" in r["choice"]]
+    assert [other["choice"] for other in listed["tried"]] == ["'there' in bytes", "'back' in bytes"]
 
 
 def test_plan_shows_stacks() -> None:

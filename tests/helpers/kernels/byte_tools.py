@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import folders
 import numpy as np
+from kernel_tools import filled
 
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
@@ -55,6 +56,14 @@ def quantised(values: Array, scale: float, zero: int, dtype: type, isa: str) -> 
     each = [np.broadcast_to(np.array(v, t), values.shape) for v, t in ((scale, np.float32), (zero, dtype))]
     assert _kernels.call("QUANTIZE", [out, values, *each], [0], [0] * out.ndim, out.shape, isa) == 0
     return out
+
+
+def stored(rng: np.random.Generator, shape: Sequence[int], dtype: type, plain: bool = True) -> tuple[Array, tuple[float, int], Array]:
+    """A residual of bytes, its scale and zero point, and the values that it stands for."""
+    info = np.iinfo(dtype)
+    levels = filled(rng, rng.integers(info.min, info.max + 1, tuple(shape)).astype(dtype), plain)
+    scale, zero = np.float32(rng.choice([1.0, 0.013, 3e-5, 700.0])), int(rng.integers(info.min, info.max + 1))
+    return levels, (float(scale), zero), (levels.astype(np.int32) - zero).astype(np.float32) * scale
 
 
 def check_refused(kernel: Callable[..., int], x: Array, panels: Array, params: list[int | float]) -> None:

@@ -26,6 +26,15 @@ def rounded(values: np.ndarray) -> np.ndarray:
         return values.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def stored(values: np.ndarray) -> np.ndarray:
+    """Values as kernels store them in bf16: rounded to nearest even, denormal ones zeros, NaNs quiet ones of the same payload."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    magnitude, high = bits & 0x7FFFFFFF, bits >> 16
+    near = (bits.astype(np.uint64) + 0x7FFF + (high & 1)) >> 16
+    kept = np.where(magnitude < 0x00800000, high & 0x8000, near)
+    return np.where(magnitude > 0x7F800000, high | 0x40, kept).astype(np.uint16).view(ml_dtypes.bfloat16)
+
+
 def pack_pairs(taps: np.ndarray) -> np.ndarray:
     """[taps, K, N] → words [ceil(N / 32), taps * ceil(K / 2), 32], as BGEMM (one tap) and BCONV have them."""
     count, depth, columns = taps.shape

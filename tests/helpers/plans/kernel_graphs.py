@@ -88,13 +88,13 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*out[:-2], *shape[-2:])
     if (
         (node.op in {"GEMM", "QNBITGEMM", "BGEMM"} and i in {2, 3})
-        or (node.op == "QGEMM" and i in {2, 3, 4, 5})
+        or (node.op in {"QGEMM", "QMATMUL"} and i in {2, 3, 4, 5})
         or (node.op in {"QCONV", "QDWCONV"} and i in {3, 4})
     ):
         return out
     if node.op == "DGEMM":
         return (*out[:-2], *shape[-2:]) if i < 2 else out
-    if node.op in {"QNBITGEMM", "QGEMM", "BGEMM"} and i == 0:
+    if node.op in {"QNBITGEMM", "QGEMM", "BGEMM", "QMATMUL"} and i == 0:
         return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":
         k = node.inputs[1]

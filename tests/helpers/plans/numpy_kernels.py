@@ -135,6 +135,31 @@ def _qgemm(
     return _finish_bytes(p[1:], np.einsum("...mk,nk->...mn", left, terms[:, 0]) + constants, bias, residual, factor)
 
 
+def _qmatmul(out: Sequence[int], p: Sequence[int], a: Array, b: Array, *more: Array | None) -> Array:
+    """QGEMM for each index of the leading axes."""
+    made = np.zeros(out)
+    for index in np.ndindex(*out[:-2]):
+        panels = b[index].astype(np.int8).reshape(b.shape[-3], -1, 32, 4)
+        made[index] = _qgemm(out[-2:], p, a[index], panels, *(None if x is None else np.broadcast_to(x, out)[index] for x in more))
+    return made
+
+
+def _qpack(out: Sequence[int], p: Sequence[int], b: Array, zero: Array | None = None) -> Array:
+    made = np.zeros(out, np.int8)
+    shift = 128 if b.dtype == np.uint8 else 0
+    point = (0 if zero is None else int(zero.reshape(-1)[0])) - shift
+    for index in np.ndindex(*b.shape[:-2]):
+        panels = made[index].reshape(out[-3], -1, 32, 4)
+        terms = b[index].astype(np.int64) - shift
+        for j in range(b.shape[-1]):
+            head = np.array([terms[:, j].sum(), point, 0], np.int32)
+            panels[j // 32, :BYTES_HEADER, j % 32] = head.view(np.int8).reshape(BYTES_HEADER, 4)
+            padded = np.zeros(-(-len(terms) // 4) * 4, np.int8)
+            padded[: len(terms)] = terms[:, j]
+            panels[j // 32, BYTES_HEADER:, j % 32] = padded.reshape(-1, 4)
+    return made
+
+
 def _headers(b: Array, columns: int) -> list[Array]:
     """Of the panels of bytes: sums, zero points and constants, [columns] each."""
     return [np.concatenate(list(np.ascontiguousarray(b[:, i]).view(np.int32)[..., 0]))[:columns] for i in range(3)]
@@ -149,12 +174,21 @@ def _unpack_bytes(b: Array, columns: int, depth: int, zeros: bool) -> tuple[Arra
 
 
 def _finish_bytes(p: Sequence[int], y: Array, bias: Array | None, residual: Array | None, factor: Array | None) -> Array:
-    """p: ACT(3), residual_last, scale, zero of unsigned bytes."""
+    """p: ACT(3), residual_last, scale and zero of bytes, which `in_levels` needs, scale and zero of a residual of bytes."""
+    if residual is not None and residual.dtype.kind in "iu":
+        residual = (residual.astype(np.float64) - p[7]) * _double(p[6])
     y = y * (1 if factor is None else factor) + (0 if bias is None else bias)
     early, late = (residual, 0) if p[3] == 0 and residual is not None else (0, 0 if residual is None else residual)
     y = _act(p[:3], y + early)
-    y = y * late if p[3] == 2 and residual is not None else y + late
-    return y if _double(p[4]) == 1.0 else np.clip(np.rint(y / _double(p[4])) + p[5], 0, 255)
+    return y * late if p[3] == 2 and residual is not None else y + late
+
+
+def in_levels(kernel: str, p: Sequence[int], y: Any, dtype: np.dtype[Any]) -> Any:
+    """What products of bytes write where their output is bytes."""
+    if kernel not in {"QGEMM", "QMATMUL", "QCONV", "QDWCONV"} or dtype.name not in {"int8", "uint8"}:
+        return y
+    info = np.iinfo(dtype)
+    return np.clip(np.rint(y / _double(p[-4])) + p[-3], info.min, info.max)
 
 
 def _qconv(
@@ -287,6 +321,11 @@ def _binary(out: Sequence[int], p: Sequence[int], a: Array, b: Array) -> Array:
     return _act(p[1:4], f(a, b))
 
 
+def _qbinary(out: Sequence[int], p: Sequence[int], a: Array, b: Array) -> Array:
+    x, y = ((v.astype(np.float64) - p[k + 1]) * _double(p[k]) for v, k in ((a, 4), (b, 6)))
+    return np.clip(np.rint(_binary(out, p, x, y) / _double(p[8])) + p[9], 0, 255)
+
+
 def _reduce(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
     assert p[0] == REDUCE["SUM"]
     return x.sum(axis=tuple(i for i in range(x.ndim) if p[1] >> i & 1), keepdims=True)
@@ -382,6 +421,8 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
     "QNBITGEMM": _qnbitgemm,
     "QGEMM": _qgemm,
+    "QMATMUL": _qmatmul,
+    "QPACK": _qpack,
     "QCONV": _qconv,
     "QDWCONV": _qdwconv,
     "BGEMM": _bgemm,
@@ -396,6 +437,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "STACK": _stack,
     "UNARY": lambda out, p, x: _unary(p[0], x, _double(p[1]), _double(p[2])),
     "BINARY": _binary,
+    "QBINARY": _qbinary,
     "COPY": lambda out, p, x: x,
     "CAST": lambda out, p, x: x,
     "QUANTIZE": _quantize,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy_kernels import NUMPY_KERNELS, Array
+from numpy_kernels import NUMPY_KERNELS, Array, in_levels
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.table import params
@@ -48,7 +48,7 @@ def evaluate(graph: Graph, feeds: Sequence[Array]) -> list[Array]:
         elif node.op == "concat":
             y = np.concatenate(inputs, axis=node.attrs["axis"])
         else:
-            y = NUMPY_KERNELS[node.op](node.output.shape, params(node), *inputs)
+            y = in_levels(node.op, params(node), NUMPY_KERNELS[node.op](node.output.shape, params(node), *inputs), node.output.dtype)
         for t, found in zip(node.outputs, y if isinstance(y, tuple) else (y,), strict=True):
             values[t] = np.asarray(found, dtype=t.dtype)
     return [get(t) for t in graph.outputs]
@@ -107,7 +107,7 @@ class PlanExecutor:
         out, *more = (self.array(self.operands[first + i]) for i in range(op["n_outputs"]))
         inputs = [self.array(self.operands[first + 1 + len(more) + i]) for i in range(op["n_inputs"])]
         p = self.params[int(op["param"]) : int(op["param"]) + int(op["n_params"])].tolist()
-        found = NUMPY_KERNELS[kernel](out.shape, p, *inputs)
+        found = in_levels(kernel, p, NUMPY_KERNELS[kernel](out.shape, p, *inputs), out.dtype)
         whole, *others = (np.asarray(y) for y in (found if isinstance(found, tuple) else (found,)))
         box = tuple(slice(lo, hi) for lo, hi in zip(tile["lo"].tolist(), tile["hi"].tolist(), strict=True))[: out.ndim]
         out[box] = whole[box]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from graphs_by_hand import GraphBuilder
 
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.products import run_time_panels
 from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.passes.precision.bf16 import use_bf16
+from aspen_mp.planner.passes.precision.bf16_storage import BF16, store_as_bf16
 
 
 def random_grids(seed: int, pieces: int = 3):
@@ -204,6 +209,24 @@ def products_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(gated, sums, b.node("CAST", [sums], sums.shape, saturate=True))
 
 
+def products_of_batches_of_bytes(b: GraphBuilder) -> Graph:
+    """Of activations, each with factors of its own: rows and columns that are those of other axes elsewhere, a bias, bytes, sums."""
+
+    def product(x: Tensor, y: Tensor, **attrs: Any) -> Tensor:
+        panels = b.node("QPACK", [y], (*y.shape[:-2], *run_time_panels(*y.shape[-2:])), np.int8, granules=(32, 4))
+        shape = (*x.shape[:-1], y.shape[-1])
+        if attrs.get("dtype"):
+            return b.node("QMATMUL", [x, panels], shape, np.int32, zeros=True, act=NO_ACT)
+        beside = [b.const(1, 1, 1, y.shape[-1], weight=True), None, b.const(1, 1, 1, 1)]
+        return b.node("QMATMUL", [x, panels, *beside], shape, zeros=True, act=NO_ACT)
+
+    x = b.input(2, 7, 3, 20)
+    heads = b.whole(b.transpose(x, 0, 2, 1, 3), np.uint8)
+    scores = product(heads, b.transpose(b.whole(b.transpose(x, 0, 2, 1, 3), np.int8), 0, 1, 3, 2))
+    seen = product(b.whole(scores, np.uint8), heads)
+    return b.graph(seen, product(b.whole(seen, np.int8), b.transpose(heads, 0, 1, 3, 2), dtype=np.int32))
+
+
 def products_of_bits(b: GraphBuilder) -> Graph:
     """Weights of 4 bits: one row, rows that are columns elsewhere, a residual and a gate, terms that fill no block."""
     x = b.input(2, 7, 24)
@@ -245,7 +268,7 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     """Rounded factors: odd numbers of terms and channels, windows with strides and padding, rows that are columns elsewhere, a gate."""
     x = b.input(2, 17, 9, 8)
     y = b.conv(x, 40)
-    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, kernel=1, stride=2))
+    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, stride=2))
     late = b.conv(z, 40, kernel=5, residual=b.conv(y, 40, kernel=1, stride=2))
     assert late.producer is not None
     late.producer.attrs.update(residual_last=True)
@@ -253,11 +276,25 @@ def products_of_pairs(b: GraphBuilder) -> Graph:
     gated = b.linear(b.linear(rows, 33), 33, residual=b.linear(b.unary(rows), 33))
     assert gated.producer is not None
     gated.producer.attrs.update(residual_last=True, gated=True)
-    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 5))
+    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 50))
     use_bf16(graph)
     ops = {node.op for node in graph.nodes}
     assert ops >= {"BGEMM", "BCONV"}
     assert not ops & {"GEMM", "CONV"}
+    return graph
+
+
+def stored_pairs(b: GraphBuilder) -> Graph:
+    """Activations that are stored as bf16, also through depthwise convolutions, joins and views."""
+    y = b.conv(b.input(2, 17, 9, 8), 40)
+    z = b.conv(b.dwconv(b.conv(y, 48, kernel=1)), 40, kernel=1, residual=y)
+    joined = b.conv(b.concat([y, b.conv(z, 33)], 1), 40, stride=2)
+    rows = b.linear(b.transpose(b.reshape(joined, 2, 40, 20), 0, 2, 1), 64)
+    graph = b.graph(b.linear(b.linear(rows, 33), 64, residual=rows), b.conv(z, 40))
+    use_bf16(graph)
+    store_as_bf16(graph)
+    made = [t for node in graph.nodes for t in node.outputs]
+    assert {t for t in made if t.dtype != BF16} == set(graph.outputs)
     return graph
 
 
@@ -284,4 +321,5 @@ GRAPHS = [
     strassen_products,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [products_of_bytes, products_of_batches_of_bytes, images_of_bytes, depthwise_bytes, products_of_bits, products_of_pairs]
+GRAPHS += [stored_pairs]

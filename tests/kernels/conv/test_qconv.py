@@ -19,6 +19,7 @@ from byte_tools import (
     drawn,
     quantised,
     scale_of,
+    stored,
     wrapped,
 )
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.ops.convolutions import image_scratch
 from aspen_mp.planner.ops.products import packed_bytes
+from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 
 EXAMPLES = 100 if WITHOUT else 300
@@ -56,10 +58,16 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def params(
-    g: Geometry, zeros: bool | int, activation: str = "IDENTITY", residual_last: int = 0, scale: float = 1.0, zero: int = 0
+    g: Geometry,
+    zeros: bool | int,
+    activation: str = "IDENTITY",
+    residual_last: int = 0,
+    scale: float = 1.0,
+    zero: int = 0,
+    residual: tuple[float, int] = (1.0, 0),
 ) -> list[int | float]:
     window = [*g.kernel, *g.stride, *g.dilation, *g.before]
-    return [int(zeros), *window, *ACTIVATIONS[activation], residual_last, scale, zero]
+    return [int(zeros), *window, *ACTIVATIONS[activation], residual_last, scale, zero, *residual]
 
 
 def packed(w: np.ndarray, zero: np.ndarray | None, constant: np.ndarray | None = None) -> tuple[np.ndarray, bool]:
@@ -235,6 +243,42 @@ def test_bytes_are_what_quantize_makes_of_floats(isa, seed, case, kind, types, z
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     again = run("QCONV", layout(rng, shape, to), d.given(panels, *given_operands, again=True), p, tiles, isa)
     assert same_bits(whole, again), "bits depend on tile or layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    case=cases(),
+    kind=st.sampled_from(LAYOUTS),
+    of=st.sampled_from(BYTES),
+    to=st.sampled_from([np.float32, *BYTES, *BYTES]),
+    size=st.sampled_from([1e-4, 0.2, 10.0]),
+    residual_last=st.integers(0, 1),
+    activation=st.sampled_from(["levels", "levels", "IDENTITY", "IDENTITY", *sorted(ACTIVATIONS)]),
+)
+def test_residuals_of_bytes(isa, seed, case, kind, of, to, size, residual_last, activation):
+    """They are what they stand for; "levels": the sums are rounded to whole levels first."""
+    d = Drawn(seed, case, kind, (np.uint8, np.int8), (True, None))
+    rng, shape = d.rng, d.shape
+    panels, points = packed(d.w, d.w_zero)
+    levels, terms, values = stored(rng, shape, of)
+    levels, values = laid_out(rng, levels, kind), laid_out(rng, values, kind)
+    factor = (rng.standard_normal((1, shape[1], 1, 1)) * size).astype(np.float32)
+    bias = rng.standard_normal(shape[1]).astype(np.float32)
+    scale, zero = float(np.float32(rng.choice([1.0, 1.0, 0.37]))), int(rng.integers(-128, 256))
+
+    lowest = int(rng.integers(-255, 1))
+
+    def given_as(residual: np.ndarray, of_residual: tuple[float, int], shape_of: str) -> np.ndarray:
+        p = params(d.g, points, "IDENTITY" if activation == "levels" else activation, residual_last, scale, zero, of_residual)
+        if activation == "levels":
+            p[9:12] = [UNARY["FAKE_QUANTIZE"], 1.0, float(lowest)]
+        return run("QCONV", out_of(rng, shape, to, shape_of), d.given(panels, bias, residual, np.broadcast_to(factor, shape)), p, isa=isa)
+
+    wanted = given_as(values, (1.0, 0), "any")
+    assert same_bits(wanted, given_as(levels, terms, kind))
+    assert same_bits(wanted, given_as(levels, terms, "last"))
 
 
 @pytest.mark.parametrize("isa", ISAS)

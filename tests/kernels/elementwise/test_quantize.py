@@ -1,4 +1,4 @@
-"""QUANTIZE, DEQUANTIZE, MINMAX and QPARAMS on every ISA, over drawn shapes, layouts, types, broadcasts and tilings."""
+"""QUANTIZE, DEQUANTIZE, QBINARY, LOOKUP, MINMAX and QPARAMS on every ISA, over drawn shapes, layouts, types, broadcasts and tilings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ISAS, SHAPES, boxes, broadcast, check_equal, check_tiles, filled, layout, run, same_bits, stretched
+from kernel_tools import ACTIVATIONS, ISAS, SHAPES, boxes, broadcast, check_equal, check_tiles, filled, layout, run, same_bits, stretched
 
 from aspen_mp.shm.tables import BINARY, UNARY
 from aspen_mp.workers import _kernels
@@ -111,6 +111,43 @@ def test_lookup(isa, seed, shape, dtype, to, plain):
     check_tiles(rng, result, "LOOKUP", out, [x, table], [], isa)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    shape=SHAPES,
+    dtypes=st.tuples(*[st.sampled_from(["i1", "u1"])] * 3),
+    opcode=st.sampled_from(["ADD", "SUB", "MUL"]),
+    act=st.sampled_from(sorted(ACTIVATIONS)),
+    plain=st.booleans(),
+)
+def test_qbinary(isa, seed, shape, dtypes, opcode, act, plain):
+    """What the kernels for its steps give, whatever scales there are."""
+    rng = np.random.default_rng(seed)
+    operands, values, params = [], [], [BINARY[opcode], *ACTIVATIONS[act]]
+    for dtype in dtypes[:2]:
+        x = broadcast(rng, whole(rng, stretched(rng, shape, 0.3), np.dtype(dtype)), shape, plain)
+        info = np.iinfo(x.dtype)
+        scale, zero = F32.type(rng.choice([1.0, 0.013, 3e-5, 700.0, 0.1])), int(rng.integers(info.min, info.max + 1))
+        given = [x, np.broadcast_to(scale, shape), np.broadcast_to(np.array(zero, x.dtype), shape)]
+        operands.append(x)
+        values.append(run("DEQUANTIZE", np.empty(shape, F32), given, [], isa=isa))
+        params += [float(scale), zero]
+    y = run("BINARY", np.empty(shape, F32), values, params[:4], isa=isa)
+    to = np.dtype(dtypes[2])
+    out_scale, out_zero = (
+        F32.type(rng.choice([1.0, 0.01, 0.37, 1e-38, 0.0, -2.0, 1e4])),
+        int(rng.integers(np.iinfo(to).min, np.iinfo(to).max + 1)),
+    )
+    beside = [np.broadcast_to(out_scale, shape), np.broadcast_to(np.array(out_zero, to), shape)]
+    wanted = run("QUANTIZE", np.empty(shape, to), [y, *beside], [0], isa=isa)
+    params += [float(out_scale), out_zero]
+    out = layout(rng, shape, to, plain)
+    result = run("QBINARY", out, operands, params, isa=isa)
+    check_equal(result, wanted)
+    check_tiles(rng, result, "QBINARY", out, operands, params, isa)
+
+
 def chain(isa: str, x: np.ndarray, scale: np.ndarray, zero: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The same by kernels of one operation each."""
 
@@ -145,7 +182,7 @@ def test_as_the_chain_of_kernels(isa, dtype):
 def test_extremes(isa, seed, shape, plain):
     rng = np.random.default_rng(seed)
     axis = int(rng.integers(len(shape)))
-    blocks = int(rng.integers(1, shape[axis] + 1))
+    blocks = int(rng.integers(1, shape[axis] + 4))  # with more than there are indices, some are empty
     v = rng.standard_normal(stretched(rng, shape, 0.05)) + rng.choice([-5.0, 0.0, 5.0])
     v = np.where(rng.random(v.shape) < rng.choice([0.0, 0.0, 0.02]), rng.choice([np.inf, -np.inf, np.nan, -0.0], v.shape), v)
     x = broadcast(rng, v.astype(F32), shape, plain)
@@ -154,7 +191,7 @@ def test_extremes(isa, seed, shape, plain):
     cuts = [b * shape[axis] // blocks for b in range(blocks + 1)]
     for b in range(blocks):
         part = x.take(range(cuts[b], cuts[b + 1]), axis)
-        want = np.array([np.minimum(part.min(), F32.type(0)), np.maximum(part.max(), F32.type(0))])
+        want = np.array([part.min(initial=F32.type(0)), part.max(initial=F32.type(0))])
         np.testing.assert_array_equal(result[b], want)
     assert not np.signbit(result[result == 0]).any()
     check_tiles(rng, result, "MINMAX", out, [x], [axis], isa)
@@ -228,6 +265,9 @@ def test_refused(isa):
         ("LOOKUP", [u, f, u], []),
         ("LOOKUP", [f, u, u], []),
         ("LOOKUP", [d, u, d], []),
+        *(("QBINARY", args, [BINARY["ADD"], *ACTIVATIONS["IDENTITY"], *[1.0, 0] * 3]) for args in ([f, u, u], [u, f, u], [u, u, q])),
+        ("QBINARY", [u, u, u], [BINARY["DIV"], *ACTIVATIONS["IDENTITY"], *[1.0, 0] * 3]),
+        ("QBINARY", [u, u, u], [BINARY["ADD"], -1, 0.0, 0.0, *[1.0, 0] * 3]),
         ("DEQUANTIZE", [f, f, f], []),
         ("DEQUANTIZE", [d, u, f], []),
         ("DEQUANTIZE", [f, u, f, i], []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from byte_tools import (
     drawn,
     quantised,
     scale_of,
+    stored,
     wrapped,
 )
 from hypothesis import given, settings
@@ -41,8 +43,15 @@ LAYOUTS = ["plain", "any", "even", "apart", "reversed", "columns"]
 with something between them."""
 
 
-def params(zeros: bool | int, activation: str = "IDENTITY", residual_last: int = 0, scale: float = 1.0, zero: int = 0) -> list[int | float]:
-    return [int(zeros), *ACTIVATIONS[activation], residual_last, scale, zero]
+def params(
+    zeros: bool | int,
+    activation: str = "IDENTITY",
+    residual_last: int = 0,
+    scale: float = 1.0,
+    zero: int = 0,
+    residual: tuple[float, int] = (1.0, 0),
+) -> list[int | float]:
+    return [int(zeros), *ACTIVATIONS[activation], residual_last, scale, zero, *residual]
 
 
 def packed(b: np.ndarray, zero: np.ndarray | None) -> tuple[np.ndarray, bool]:
@@ -390,8 +399,27 @@ def test_bad_arguments_are_refused(isa):
         assert qgemm(single, a, b, *before, extra[None]) == BAD_ARGUMENT
     for zero in (extra, np.ones((2, 5), np.int8), np.ones(5, np.uint8)):
         assert qgemm(single, a, b, None, None, None, zero) == BAD_ARGUMENT
-    assert qgemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
-    assert qgemm(single, a, b, p=[0, -1, 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
+    assert qgemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0, 1.0, 0, 1.0, 0]) == BAD_ARGUMENT
+    assert qgemm(single, a, b, p=[0, -1, 0.0, 0.0, 0, 1.0, 0, 1.0, 0]) == BAD_ARGUMENT
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("of", BYTES)
+@pytest.mark.parametrize("to", [np.float32, *BYTES])
+def test_residuals_of_bytes(isa, of, to):
+    """They are what they stand for, in every place, layout and tile."""
+    rng = np.random.default_rng(3)
+    for m, n, k, plain, last in itertools.product((1, 3, 17), (1, 16, 31, 33, 64), (4, 21), (False, True), (0, 1, 2)):
+        b, zeros = packed(drawn(rng, (k, n), np.int8), None)
+        levels, terms, values = stored(rng, (m, n), of, plain)
+        a, factor = drawn(rng, (m, k), np.uint8), np.full((1, 1), 1e-3, np.float32)
+        activation = str(rng.choice(sorted(ACTIVATIONS)))
+        p = [params(zeros, activation, last, 0.37 if to != np.float32 else 1.0, 3, of_bytes) for of_bytes in ((1.0, 0), terms)]
+        found = [
+            run("QGEMM", layout(rng, (m, n), to, plain), [a, b, None, x, np.broadcast_to(factor, (m, n))], by, isa=isa)
+            for x, by in zip((values, levels), p, strict=True)
+        ]
+        assert same_bits(*found), f"{m}x{n}x{k}, {activation}, residual_last {last}"
 
 
 # ------------------------------------------------------------------------------------------------------ without the instruction

@@ -1,4 +1,5 @@
-/* BCONV: convolutions in one group, over two axes, of images and weights rounded to bf16 and summed in f32.
+/* BCONV: convolutions in one group, over two axes, of images and weights rounded to bf16 and summed in f32. Image, output and residual may
+ * be stored as bf16.
  *
  * The input of a block of pixels is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros. Then each
  * tap of a window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A
@@ -10,6 +11,7 @@
  */
 #include "gemm/bf16.h"
 #include "conv/copied_axis.h"
+#include "vector/half_lanes.h"
 
 #define COPY_BYTES (256 << 10) /* of a block, about */
 
@@ -46,7 +48,8 @@ static int setup(bconv *v, const aspen_call *c) {
   v->residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
   if (v->out->rank != 4 || v->x->rank != 4 || v->w->rank != 3 || (v->bias && v->bias->rank != 1) || (v->residual && v->residual->rank != 4))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (v->out->dtype != ASPEN_DT_F32 || v->x->dtype != ASPEN_DT_F32 || v->w->dtype != ASPEN_DT_U32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (!bf16_or_f32(v->out) || !bf16_or_f32(v->x) || (v->residual && !bf16_or_f32(v->residual)) || v->w->dtype != ASPEN_DT_U32)
+    return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t *p = c->params;
   for (int i = 0; i < 2; i++) {
     v->axes[i] = (window){v->x->dims[2 + i], p[i], p[2 + i], p[4 + i], p[6 + i]};
@@ -69,7 +72,7 @@ size_t aspen_scratch_bconv(const aspen_call *c) {
 #endif
 
 /* A pixel through the prologue, rounded. */
-static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const float *from) {
+static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const char *from) {
   enum { TOGETHER = 4, PART = 8 * TOGETHER * VL };
   const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
   float t[PART] __attribute__((aligned(64)));
@@ -80,7 +83,7 @@ static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const fl
 #pragma GCC unroll 4
       for (int i = 0; i < TOGETHER; i++) {
         const int64_t at = first + c + i * VL, left = max64(channels - at, 0);
-        const vf x = stride == 1 ? vload_part(from + at, left) : vload_strided(from + at * stride, stride, left);
+        const vf x = vload_values(from, v->x->dtype == ASPEN_DT_BF16, at * stride, stride, left);
         y[i] = vfma(x, vload_part(v->in_scale + at, left), vload_part(v->in_shift + at, left));
       }
       epilogue_act(&v->in_act, y, TOGETHER);
@@ -91,31 +94,22 @@ static void prologue(const bconv *v, const bf16_job *job, uint32_t *to, const fl
   }
 }
 
-/* n pixels of input, `step` elements apart, rounded into a row of the copy. */
-static void round_pixels(const bconv *v, const bf16_job *job, uint32_t *to, const float *from, int64_t step, int64_t n) {
-  const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
-  if (v->in_scale) {
-    for (int64_t i = 0; i < n; i++) prologue(v, job, to + i * v->pixel, from + i * step);
-  } else if (stride == 1 && step == channels && 2 * v->pixel == channels) {
-    FN(bf16_round)(job, to, from, n * channels);
-  } else if (stride == 1) {
-    for (int64_t i = 0; i < n; i++) FN(bf16_round)(job, to + i * v->pixel, from + i * step, channels);
-  } else {
-    float pair[2];
-    for (int64_t i = 0; i < n; i++)
-      for (int64_t c = 0; c < channels; c += 2) {
-        pair[0] = from[i * step + c * stride];
-        pair[1] = c + 1 < channels ? from[i * step + (c + 1) * stride] : 0.0f;
-        FN(bf16_round)(job, to + i * v->pixel + c / 2, pair, 2);
-      }
-  }
+/* n pixels of input, `step` elements apart, in pairs into a row of the copy. */
+static void copy_pixels(const bconv *v, const bf16_job *job, uint32_t *to, const char *from, int64_t step, int64_t n) {
+  const int64_t channels = v->x->dims[1], stride = v->x->strides[1], bytes = step * bf16_item(v->x);
+  if (v->in_scale)
+    for (int64_t i = 0; i < n; i++) prologue(v, job, to + i * v->pixel, from + i * bytes);
+  else if (stride == 1 && step == channels && 2 * v->pixel == channels)
+    FN(bf16_row)(job, to, from, v->x->dtype, 1, n * channels);
+  else
+    for (int64_t i = 0; i < n; i++) FN(bf16_row)(job, to + i * v->pixel, from + i * bytes, v->x->dtype, stride, channels);
 }
 
 /* Positions first, first + 1 … of a row of input, n of them, into a row of the copy; zeros outside the image. */
-static void copy_run(const bconv *v, const bf16_job *job, uint32_t *to, const float *row, int64_t first, int64_t n) {
+static void copy_run(const bconv *v, const bf16_job *job, uint32_t *to, const char *row, int64_t first, int64_t n) {
   const int64_t lo = min64(max64(-first, 0), n), hi = max64(min64(v->axes[1].in - first, n), lo), step = v->x->strides[3];
   memset(to, 0, (size_t)(lo * v->pixel) * sizeof *to);
-  if (lo < hi) round_pixels(v, job, to + lo * v->pixel, row + (first + lo) * step, step, hi - lo);
+  if (lo < hi) copy_pixels(v, job, to + lo * v->pixel, row + (first + lo) * step * bf16_item(v->x), step, hi - lo);
   memset(to + hi * v->pixel, 0, (size_t)((n - hi) * v->pixel) * sizeof *to);
 }
 
@@ -130,7 +124,7 @@ static void copy_block(const bconv *v, const bf16_job *job, uint32_t *to, const 
       memset(to, 0, (size_t)(horizontal.size * v->pixel) * sizeof *to);
       continue;
     }
-    const float *row = (const float *)image + ih * v->x->strides[2];
+    const char *row = image + ih * v->x->strides[2] * bf16_item(v->x);
     if (!horizontal.compact) {
       copy_run(v, job, to, row, left, horizontal.size);
       continue;
@@ -141,9 +135,15 @@ static void copy_block(const bconv *v, const bf16_job *job, uint32_t *to, const 
   }
 }
 
-/* Element 0 of the pixel of an operand of the epilogue. */
-INLINE const float *pixel_of(const aspen_arg *x, int64_t n, int64_t y, int64_t z) {
-  return (const float *)x->ptr + n * x->strides[0] + y * x->strides[2] + z * x->strides[3];
+/* The pixels of a block in an operand of the epilogue, one after the other: element 0 of the next one, and steps in bytes. */
+typedef struct pixel_walk {
+  char *at;
+  int64_t across, down; /* to the next pixel; from the last one of a line to the first of the next, less `across` */
+} pixel_walk;
+
+INLINE pixel_walk walk_from(const aspen_arg *x, int64_t n, int64_t y, int64_t z, int64_t columns) {
+  const int64_t item = bf16_item(x), across = x->strides[3] * item, down = x->strides[2] * item;
+  return (pixel_walk){x->ptr + n * x->strides[0] * item + y * down + z * across, across, down - columns * across};
 }
 
 /* Channels of the box, of a block of pixels that are rounded. */
@@ -162,18 +162,22 @@ static void multiply_block(const bconv *v, bf16_job *job, const uint32_t *copy, 
   const int64_t terms = job->panel / ASPEN_NR, panels = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR;
   const int64_t share = all > 1 ? job->panel * 4 / all : 0; /* of the next panel, which each block brings nearer */
   float sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
+  mm_rows block; /* what is not read is not set */
+  block.bias[0] = v->bias ? (const float *)v->bias->ptr : NULL;
+  block.next_step = share / terms + 1;
   for (int64_t panel = c->lo[1] / ASPEN_NR; panel < panels; panel++) {
     const int64_t column = panel * ASPEN_NR;
     const uint32_t *b = (const uint32_t *)v->w->ptr + panel * job->panel;
+    pixel_walk out = walk_from(v->out, n, oh, ow, columns), residual = walk_from(v->residual ? v->residual : v->out, n, oh, ow, columns);
+    int64_t left = columns; /* pixels of the line */
     for (int64_t i = 0; i < all; i++) {
       const int64_t y = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
-      mm_rows block = {.rows = (int)(end - at), .next = share ? (const char *)(b + job->panel) + i * share : NULL, .next_step = share / terms + 1};
-      block.bias[0] = v->bias ? (const float *)v->bias->ptr : NULL;
-      int64_t row = oh + y + at / columns, z = at % columns;
+      block.rows = (int)(end - at);
+      block.next = share ? (const char *)(b + job->panel) + i * share : NULL;
       for (int r = 0; r < block.rows; r++) {
-        block.out[r] = (float *)pixel_of(v->out, n, row, ow + z);
-        block.residual[r] = v->residual ? pixel_of(v->residual, n, row, ow + z) : NULL;
-        if (++z == columns) z = 0, row++;
+        block.out[r] = (float *)out.at, block.residual[r] = v->residual ? (const float *)residual.at : NULL;
+        out.at += out.across, residual.at += residual.across;
+        if (--left == 0) left = columns, out.at += out.down, residual.at += residual.down;
       }
       const uint32_t *a = copy + y * line_step + at * job->a_step;
       const int strip = job->amx ? amx_strip(length, blocks, i % blocks) : 0;
@@ -190,12 +194,13 @@ int FN(bconv)(const aspen_call *c) {
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   bf16_job job = {.finish = {.out_stride = v.out->strides[1], .bias_stride = v.bias ? v.bias->strides[0] : 1,
-                              .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1.0f, .one_bias = 1},
+                              .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1.0f, .one_bias = 1,
+                              .half_out = bf16_item(v.out) == 2, .half_residual = v.residual && bf16_item(v.residual) == 2},
                    .panel = v.w->dims[1] * ASPEN_NR};
   FN(bf16_open)(&job, c->params[15]);
   if (FN(mm_prepare)(&job.finish, c->params + 8) || epilogue_scale(c, 4, v.out->dims[1], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  job.finish.epilogue.past = (uint8_t)stores_past(c, 1);
+  job.finish.epilogue.past = (uint8_t)(!job.finish.half_out && stores_past(c, 1));
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[12], aspen_param_f(c, 13), aspen_param_f(c, 14), 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < scratch_of(&v)) return ASPEN_KERNEL_SCRATCH;
   cached *const m = c->scratch;
@@ -207,7 +212,7 @@ int FN(bconv)(const aspen_call *c) {
     for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
       for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
         const int64_t height = min64(rows, c->hi[2] - oh), width = min64(columns, c->hi[3] - ow);
-        const char *image = v.x->ptr + n * v.x->strides[0] * (int64_t)sizeof(float);
+        const char *image = v.x->ptr + n * v.x->strides[0] * bf16_item(v.x);
         if (m->image != image || m->lo[0] != oh || m->lo[1] != ow || m->hi[0] != oh + height || m->hi[1] != ow + width)
           copy_block(&v, &job, copy, image, oh, height, ow, width);
         *m = (cached){image, {oh, ow}, {oh + height, ow + width}};

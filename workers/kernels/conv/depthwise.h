@@ -5,6 +5,8 @@
  */
 #ifndef ASPEN_DEPTHWISE_H
 #define ASPEN_DEPTHWISE_H
+#include "kernel.h"
+#include "vector/half_lanes.h"
 #include "vector/vec.h"
 #include "conv/window.h"
 
@@ -33,13 +35,14 @@ INLINE int depthwise_common(const window *rows, const window *columns) {
 /* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation.
  * line[i] points at the first tap of the first pixel in input row i of (R - 1) * SH + KH. `column` elements lie between input columns,
  * `tap` between taps of w. `edge`: of the columns from there on only [lo, hi) count, and of the rows those that are not NULL. An input
- * vector is loaded once for all the sums it belongs to. */
-INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, const int edge, vf *sum,
+ * vector is loaded once for all the sums it belongs to. half: the input is stored as bf16. */
+INLINE void depthwise_taps(const int half, const int R, const int P, const int KH, const int KW, const int SH, const int SW, const int edge, vf *sum,
                            const float *const *line, int64_t at, int64_t column, int64_t lo, int64_t hi, const float *w, int64_t tap) {
 #pragma GCC unroll 16
   for (int i = 0; i < (R - 1) * SH + KH; i++) {
     if (edge && !line[i]) continue;
-    const float *from = line[i] + at;
+    const int64_t item = half ? sizeof(uint16_t) : sizeof(float);
+    const char *from = (const char *)line[i] + at * item;
     vf weight[2][5];
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++)
@@ -47,9 +50,9 @@ INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW,
       for (int t = 0; t < KW; t++)
         if (i >= r * SH && i - r * SH < KH) weight[r][t] = vload(w + ((i - r * SH) * KW + t) * tap);
 #pragma GCC unroll 32
-    for (int j = 0; j < (P - 1) * SW + KW; j++, from += column) {
+    for (int j = 0; j < (P - 1) * SW + KW; j++, from += column * item) {
       if (edge && !(j >= lo && j < hi)) continue;
-      vf seen = vload(from);
+      vf seen = half ? vload_halves((const uint16_t *)from) : vload((const float *)from);
       VKEEP(seen);
 #pragma GCC unroll 2
       for (int r = 0; r < R; r++)
@@ -90,5 +93,8 @@ INLINE void depthwise_tap(const int P, const int edge, vf *sum, const float *fro
     VFMA_IN(sum[p], vload(from), weight);
   }
 }
+
+/* DWCONV where image, output or residual are stored as bf16 (bdwconv.c). Returns an enum aspen_kernel_error. */
+int FN(bdwconv)(const aspen_call *c);
 
 #endif

@@ -146,7 +146,7 @@ INLINE void block(const dwconv *d, const int edge, const int R, const int P, con
       const float *line[7]; /* of two rows of windows, at most */
 #pragma GCC unroll 8
       for (int i = 0; i < (R - 1) * S + K; i++) line[i] = edge && (i < kh[0] || i >= kh[1]) ? NULL : x + q * d->planes.step + i * d->x_row;
-      depthwise_taps(R, P, K, K, S, S, edge, sum, line, c, d->x_column, kw[0], kw[1], d->w + q * d->w_plane + c, d->w_tap);
+      depthwise_taps(0, R, P, K, K, S, S, edge, sum, line, c, d->x_column, kw[0], kw[1], d->w + q * d->w_plane + c, d->w_tap);
     }
     finish(d, R, P, 1, 1, sum, residual, out, c, VL);
   }
@@ -602,6 +602,8 @@ static int images(const aspen_call *c, const planes *planes) {
 }
 
 int FN(dwconv)(const aspen_call *c) {
+  if (c->args[0].dtype == ASPEN_DT_BF16 || c->args[1].dtype == ASPEN_DT_BF16 || (c->n_inputs > 3 && c->args[4].dtype == ASPEN_DT_BF16))
+    return FN(bdwconv)(c);
   if (!is_volume(c)) return images(c, &one_plane);
   volume v;
   if (volume_open(&v, c, 16)) return ASPEN_KERNEL_BAD_ARGUMENT;

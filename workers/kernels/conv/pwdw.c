@@ -282,7 +282,7 @@ INLINE void windows(const pwdw *d, const strip *s, const target *t, const int R,
       vf sum[2 * DEPTHWISE_PIXELS]; /* a constant number: it lives in registers */
 #pragma GCC unroll 32
       for (int k = 0; k < R * P; k++) sum[k] = vzero();
-      depthwise_taps(R, P, K, K, S, S, 0, sum, line, i * S * ASPEN_NR + v, ASPEN_NR, 0, 0, s->kept.taps + v, ASPEN_NR);
+      depthwise_taps(0, R, P, K, K, S, S, 0, sum, line, i * S * ASPEN_NR + v, ASPEN_NR, 0, 0, s->kept.taps + v, ASPEN_NR);
       finish(d, s, t, R, P, sum, out + i * t->column, v);
     }
   }

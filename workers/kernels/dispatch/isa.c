@@ -82,6 +82,22 @@ int aspen_isa_vnni(enum aspen_isa isa) {
   return known[isa] > 0;
 }
 
+static int has_vbmi(enum aspen_isa isa) {
+  if (is_off("ASPEN_MP_VNNI")) return 0;
+#if defined(__x86_64__) && defined(ASPEN_AVX512_VBMI)
+  unsigned a, b, c, d;
+  return isa == ASPEN_ISA_AVX512 && aspen_isa_supported(isa) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 1);
+#else
+  return 0;
+#endif
+}
+
+int aspen_isa_vbmi(enum aspen_isa isa) {
+  static signed char known[ASPEN_N_ISA]; /* as above */
+  if (!known[isa]) known[isa] = has_vbmi(isa) ? 1 : -1;
+  return known[isa] > 0;
+}
+
 static int has_bf16(enum aspen_isa isa) {
   if (is_off("ASPEN_MP_BF16")) return 0;
 #if defined(__x86_64__) && defined(ASPEN_AVX512_BF16)

@@ -14,6 +14,8 @@ int aspen_isa_halves(void);
 /* Whether this CPU sums products of bytes in one instruction, in vectors of the instruction set (AVX512_VNNI, AVX_VNNI), and the compiler
  * knew it. The environment variable ASPEN_MP_VNNI=off says no. */
 int aspen_isa_vnni(enum aspen_isa isa);
+/* Whether this CPU finds bytes in tables of 128 in one instruction (AVX512_VBMI), as above. ASPEN_MP_VNNI=off says no to this, too. */
+int aspen_isa_vbmi(enum aspen_isa isa);
 /* Whether this CPU sums products of pairs of bf16 in one instruction (AVX512_BF16), in vectors of the instruction set, and the compiler
  * knew it. The environment variable ASPEN_MP_BF16=off says no. */
 int aspen_isa_bf16(enum aspen_isa isa);

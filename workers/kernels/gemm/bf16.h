@@ -30,6 +30,10 @@ typedef struct bf16_job {
 
 INLINE int64_t bf16_pairs(int64_t terms) { return (terms + 1) / 2; }
 
+/* Operands whose values are f32, or stored as bf16. */
+INLINE int bf16_or_f32(const aspen_arg *x) { return x->dtype == ASPEN_DT_F32 || x->dtype == ASPEN_DT_BF16; }
+INLINE int64_t bf16_item(const aspen_arg *x) { return x->dtype == ASPEN_DT_BF16 ? 2 : 4; } /* bytes */
+
 /* Words between rows of a copy: not so many that rows compete for the same sets of L1. */
 #define BF16_SET 256
 INLINE int64_t bf16_step(int64_t terms) {
@@ -39,6 +43,10 @@ INLINE int64_t bf16_step(int64_t terms) {
 
 /* Fills in `with`, `most` and, if the plan has the sums of AMX, `amx`. */
 void FN(bf16_open)(bf16_job *job, int64_t amx);
+
+/* `from`, values of this dtype, in pairs: bf16_pairs(n) words. Values of f32 are rounded, those of bf16 only move. The terms are `stride`
+ * apart. */
+void FN(bf16_row)(const bf16_job *job, uint32_t *to, const void *from, int dtype, int64_t stride, int64_t n);
 
 /* Rounds n terms to bf16, to nearest even: bf16_pairs(n) words. With the instruction, and for AMX, denormal ones are zeros. */
 void FN(bf16_round)(const bf16_job *job, uint32_t *to, const float *from, int64_t n);

@@ -1,4 +1,4 @@
-/* BGEMM: products of matrices that are rounded to bf16, summed in f32.
+/* BGEMM: products of matrices that are rounded to bf16, summed in f32. Left factors, output and residual may be stored as bf16.
  *
  * A block of rows is rounded into scratch memory in pairs of terms, evenly. A tile that has the rows of the one before, and other columns,
  * finds them there. Loops: blocks of rows (bounded: weights are read again for each), panels of ASPEN_NR columns, rows of the micro-kernel
@@ -9,9 +9,9 @@
 #define COPY_BYTES (1 << 20)                 /* of a block of rows, about */
 #define FEWEST_ROWS (8 * (int64_t)MM_MAX_ROWS) /* of a block, however long */
 
-/* A row of the tile. Pointers are those of column 0. */
+/* A row of the tile. Pointers are those of column 0, of values of their operands' types. */
 typedef struct row_place {
-  const float *a;
+  const void *a;
   float *out;
   const float *bias, *residual;
 } row_place;
@@ -49,11 +49,14 @@ enum { A, OUT, BIAS, RESIDUAL, OPERANDS };
 typedef struct row_walk {
   const aspen_call *c;
   const aspen_arg *operands[OPERANDS];
-  int64_t index[ASPEN_MAX_RANK], at[OPERANDS];
+  int64_t index[ASPEN_MAX_RANK], at[OPERANDS], item[OPERANDS]; /* bytes of an element */
 } row_walk;
 
 static void walk_open(row_walk *w) {
-  for (int o = 0; o < OPERANDS; o++) w->at[o] = 0;
+  for (int o = 0; o < OPERANDS; o++) {
+    w->at[o] = 0;
+    w->item[o] = w->operands[o] ? bf16_item(w->operands[o]) : 0;
+  }
   for (int i = 0; i + 1 < w->operands[OUT]->rank; i++) {
     w->index[i] = w->c->lo[i];
     for (int o = 0; o < OPERANDS; o++)
@@ -61,7 +64,9 @@ static void walk_open(row_walk *w) {
   }
 }
 
-INLINE float *place_of(const row_walk *w, int o) { return w->operands[o] ? (float *)w->operands[o]->ptr + w->at[o] : NULL; }
+INLINE float *place_of(const row_walk *w, int o) {
+  return w->operands[o] ? (float *)(w->operands[o]->ptr + w->at[o] * w->item[o]) : NULL;
+}
 
 /* Where the next n rows are. */
 static void walk_on(row_walk *w, row_place *places, int64_t n) {
@@ -78,18 +83,6 @@ static void walk_on(row_walk *w, row_place *places, int64_t n) {
   }
 }
 
-/* A row, rounded; its terms are `stride` apart. */
-static void round_row(const bf16_job *job, uint32_t *to, const float *from, int64_t stride, int64_t terms) {
-  if (stride == 1) {
-    FN(bf16_round)(job, to, from, terms);
-    return;
-  }
-  for (int64_t k = 0; k < terms; k += 2) {
-    const float pair[2] = {from[k * stride], k + 1 < terms ? from[(k + 1) * stride] : 0.0f};
-    FN(bf16_round)(job, to + k / 2, pair, 2);
-  }
-}
-
 /* All columns of the box, of a block of rows. */
 static void multiply_block(const aspen_call *c, bf16_job *job, const row_place *places, const uint32_t *copy, int64_t rows) {
   const aspen_arg *b = &c->args[2];
@@ -101,8 +94,10 @@ static void multiply_block(const aspen_call *c, bf16_job *job, const row_place *
     const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
     const uint32_t *panel = (const uint32_t *)b->ptr + column / ASPEN_NR * job->panel;
     for (int64_t i = 0, row = 0; i < blocks; i++) {
-      mm_rows block = {.rows = (int)(mm_cut(rows, blocks, i + 1) - row), .next = share ? (const char *)(panel + job->panel) + i * share : NULL,
-                       .next_step = share / (job->pairs ? job->pairs : 1) + 1};
+      mm_rows block; /* what is not read is not set */
+      block.rows = (int)(mm_cut(rows, blocks, i + 1) - row);
+      block.next = share ? (const char *)(panel + job->panel) + i * share : NULL;
+      block.next_step = share / (job->pairs ? job->pairs : 1) + 1;
       for (int r = 0; r < block.rows; r++) {
         const row_place *p = places + row + r;
         block.out[r] = p->out, block.bias[r] = p->bias, block.residual[r] = p->residual;
@@ -124,7 +119,7 @@ int FN(bgemm)(const aspen_call *c) {
   const int rank = out->rank, n_axis = rank - 1;
   if (rank < 2 || a->rank != rank || b->rank != 3 || (bias && bias->rank != rank) || (residual && residual->rank != rank))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32 || b->dtype != ASPEN_DT_U32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (!bf16_or_f32(out) || !bf16_or_f32(a) || (residual && !bf16_or_f32(residual)) || b->dtype != ASPEN_DT_U32) return ASPEN_KERNEL_BAD_ARGUMENT;
   int64_t rows = 1;
   int one_bias = 1;
   for (int i = 0; i < rank; i++) {
@@ -136,13 +131,14 @@ int FN(bgemm)(const aspen_call *c) {
   const int64_t terms = a->dims[n_axis];
   bf16_job job = {.finish = {.out_stride = out->strides[n_axis], .bias_stride = bias ? bias->strides[n_axis] : 1,
                               .residual_stride = residual ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 0),
-                              .one_bias = (uint8_t)one_bias},
+                              .one_bias = (uint8_t)one_bias,
+                              .half_out = bf16_item(out) == 2, .half_residual = residual && bf16_item(residual) == 2},
                    .pairs = bf16_pairs(terms), .runs = {1, 1}, .a_step = bf16_step(terms), .panel = bf16_pairs(terms) * ASPEN_NR};
   job.finish.scaled = job.finish.alpha != 1.0f;
   FN(bf16_open)(&job, c->params[5]);
   if (FN(mm_prepare)(&job.finish, c->params + 1) || epilogue_scale(c, 4, out->dims[n_axis], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  job.finish.epilogue.past = (uint8_t)stores_past(c, n_axis);
+  job.finish.epilogue.past = (uint8_t)(!job.finish.half_out && stores_past(c, n_axis));
   if (c->scratch_bytes < scratch_of(rows, terms)) return ASPEN_KERNEL_SCRATCH;
 
   const int64_t most = block_rows(rows, job.a_step);
@@ -158,7 +154,7 @@ int FN(bgemm)(const aspen_call *c) {
     n = rows - done < most ? rows - done : most;
     walk_on(&walk, places, n);
     if (!there)
-      for (int64_t r = 0; r < n; r++) round_row(&job, copy + r * job.a_step, places[r].a, a->strides[n_axis], terms);
+      for (int64_t r = 0; r < n; r++) FN(bf16_row)(&job, copy + r * job.a_step, places[r].a, a->dtype, a->strides[n_axis], terms);
     multiply_block(c, &job, places, copy, n);
   }
   if (rows <= most) *m = wanted;

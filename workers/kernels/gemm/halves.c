@@ -25,19 +25,37 @@ INLINE vf weight(const int BF16, vi words, const int odd) {
 #endif
 }
 
+/* Both terms of the words of a panel's columns, or one of them. */
+INLINE void unpack_pair(const int BF16, const int32_t *b, const int even, const int odd, float *to) {
+#if VL == 16
+  if (!BF16 && even && odd) { /* all columns of a term side by side first: that is one instruction for two vectors */
+    static const uint16_t lanes[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    const __m512i low = (__m512i)viload(b), high = (__m512i)viload(b + VL), at = _mm512_loadu_si512(lanes);
+    const __m512i terms[2] = {_mm512_permutex2var_epi16(low, at, high), _mm512_permutex2var_epi16(low, _mm512_add_epi16(at, _mm512_set1_epi16(1)), high)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++, to += ASPEN_NR) {
+      vstore(to, _mm512_cvtph_ps(_mm512_castsi512_si256(terms[i])));
+      vstore(to + VL, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(terms[i], 1)));
+    }
+    return;
+  }
+#endif
+#pragma GCC unroll 8
+  for (int v = 0; v < PANEL_VECTORS && even; v++) vstore(to + v * VL, weight(BF16, viload(b + v * VL), 0));
+  to += even ? ASPEN_NR : 0;
+#pragma GCC unroll 8
+  for (int v = 0; v < PANEL_VECTORS && odd; v++) vstore(to + v * VL, weight(BF16, viload(b + v * VL), 1));
+}
+
 INLINE void unpack(const int BF16, const char *panel, int64_t lo, int64_t hi, float *to) {
   const int32_t *b = (const int32_t *)panel + lo / 2 * ASPEN_NR;
-  for (int64_t k = lo / 2 * 2; k < hi; k += 2, b += ASPEN_NR) {
+  if (lo % 2 && lo < hi) unpack_pair(BF16, b, 0, 1, to), to += ASPEN_NR, b += ASPEN_NR, lo++;
+  for (; lo + 2 <= hi; lo += 2, b += ASPEN_NR, to += 2 * ASPEN_NR) {
     __builtin_prefetch((const char *)b + AHEAD);
     __builtin_prefetch((const char *)b + AHEAD + 64);
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; odd++) {
-      if (k + odd < lo || k + odd >= hi) continue;
-#pragma GCC unroll 8
-      for (int v = 0; v < PANEL_VECTORS; v++) vstore(to + v * VL, weight(BF16, viload(b + v * VL), odd));
-      to += ASPEN_NR;
-    }
+    unpack_pair(BF16, b, 1, 1, to);
   }
+  if (lo < hi) unpack_pair(BF16, b, 1, 0, to);
 }
 
 void FN(halves_unpack)(const nbits *w, const char *panel, int64_t lo, int64_t hi, float *to) {

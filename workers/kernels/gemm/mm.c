@@ -99,7 +99,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   const char *out[AHEAD], *beside[AHEAD];
   const int spread = V <= PANEL_VECTORS;
   if (spread) {
-    lines_to_come(R, V, AHEAD, job, rows, column, (const char *)b, out, beside);
+    lines_to_come(0, R, V, AHEAD, job, rows, column, (const char *)b, out, beside);
   } else if (job->direct) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -175,7 +175,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
       for (int v = 0; v < V; v++) vstore(rows->to + r * ASPEN_NR + part + v * VL, sum[r * V + v]);
     return;
   }
-  home(R, V, job, rows, sum, column, first, last);
+  home(0, 0, R, V, job, rows, sum, column, first, last);
 }
 
 #if MM_EVEN_ROWS > MM_ROWS
@@ -201,7 +201,7 @@ INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, c
 #pragma GCC unroll 32
   for (int i = 0; i < R * PANEL_VECTORS; i++) sum[i] = vzero();
   const char *out[2 * AHEAD], *beside[2 * AHEAD];
-  lines_to_come(R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, out, beside);
+  lines_to_come(0, R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, out, beside);
   const float *base[(MM_EVEN_ROWS + 2) / 3];
   const int64_t terms = job->k, a_step = rows->a_step, next_step = rows->stream ? ROW_BYTES : rows->next ? rows->next_step : 0;
 #pragma GCC unroll 8
@@ -219,7 +219,7 @@ INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, c
       even_term(R, base, a_step, b, k + i, sum);
     }
   if (k < terms) even_term(R, base, a_step, b, k, sum);
-  home(R, PANEL_VECTORS, job, rows, sum, column, first, last);
+  home(0, 0, R, PANEL_VECTORS, job, rows, sum, column, first, last);
 }
 #endif
 
@@ -232,13 +232,13 @@ INLINE void finish_direct(const int R, const int V, const mm_job *job, const mm_
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) sum[r * V + v] = vload(sums + r * ASPEN_NR + v * VL);
     if (column + V * VL <= last) {
-      before_act(R, V, 1, job, rows, sum, column, last);
+      before_act(0, R, V, 1, job, rows, sum, column, last);
       epilogue_act(&job->epilogue, sum, R * V);
-      after_act(R, V, 1, job, rows, sum, column, last);
+      after_act(0, 0, R, V, 1, job, rows, sum, column, last);
     } else {
-      before_act(R, V, 0, job, rows, sum, column, last);
+      before_act(0, R, V, 0, job, rows, sum, column, last);
       epilogue_act(&job->epilogue, sum, R * V);
-      after_act(R, V, 0, job, rows, sum, column, last);
+      after_act(0, 0, R, V, 0, job, rows, sum, column, last);
     }
   }
 }
@@ -260,7 +260,7 @@ static finish_fn *const finishes[] = {finish_1, finish_2, finish_3, finish_4, fi
 
 void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
   if (job->direct && first <= column) finishes[rows->rows - 1](job, rows, sums, column, last);
-  else finish(job, rows, sums, ASPEN_NR, column, first, last);
+  else finish(0, job, rows, sums, ASPEN_NR, column, first, last);
 }
 
 typedef void multiply_fn(const mm_job *, const mm_rows *, const float *, int64_t, int64_t, int64_t);

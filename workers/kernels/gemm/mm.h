@@ -33,6 +33,7 @@ typedef struct mm_job {
   uint8_t one_bias; /* all rows have the same bias */
   uint8_t scaled;   /* multiply by alpha */
   uint8_t direct;   /* unit strides: sums go from registers to the output */
+  uint8_t half_out, half_residual; /* of bf16.c alone: they are stored as bf16, and pointers of rows point at such values */
   epilogue epilogue;
   const float *scale, *shift; /* [columns], unit stride, or both NULL; of column 0 */
 } mm_job;

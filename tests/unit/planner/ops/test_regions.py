@@ -20,6 +20,7 @@ from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.ops.attention import GROUP
 from aspen_mp.planner.ops.packing import bf16, byte_taps, winograd
 from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.products import run_time_panels
 from aspen_mp.planner.ops.recurrent import GRU_FORMS
 from aspen_mp.planner.ops.table import input_region, params
 from aspen_mp.shm.tables import KERNELS, UNARY
@@ -240,6 +241,34 @@ def test_products_of_pairs() -> None:
     node = kernel_node("BGEMM", inputs, shape, attrs)
     lo, hi = np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
     assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0], [1, 0, 0]], [[1, 3, 32], [2, 3, 32]]]
+
+
+def test_products_of_batches_of_bytes() -> None:
+    """QPACK and QMATMUL by the kernels themselves."""
+    rng, shape = np.random.default_rng(7), (2, 3, 40)
+    b, zero = rng.integers(1, 50, (2, 5, 40)).astype(np.uint8), np.array([3], np.uint8)
+
+    def packed(*given: np.ndarray) -> np.ndarray:
+        out = np.zeros((2, *run_time_panels(5, 40)), np.int8)
+        assert _kernels.call("QPACK", [out, *given], [], [0] * 4, out.shape) == 0
+        return out
+
+    lo, hi = input_region(
+        kernel_node("QPACK", [b, zero], packed(b, zero).shape, {}), 0, np.array([[0, 1, 0, 0]]), np.array([[1, 2, 5, 128]])
+    )
+    assert (lo.tolist(), hi.tolist()) == ([[0, 0, 32]], [[1, 5, 40]])
+    inputs = [rng.integers(100, 200, (2, 3, 5)).astype(np.uint8), packed(b, zero), values(1, 1, 40), values(2, 3, 40), values(1, 3, 1) + 1]
+    attrs = {"zeros": True, "act": NO_ACT}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("QMATMUL", given, shape, attrs), np.zeros(shape, F32)
+        seen = [x if i < 2 else np.broadcast_to(x, shape) for i, x in enumerate(given)]
+        assert _kernels.call("QMATMUL", [out, *seen], params(node), [0] * 3, shape) == 0
+        return out
+
+    check("QMATMUL", function, inputs, attrs, True, (0, 2, 3, 4), by=3)
+    lo, hi = input_region(kernel_node("QMATMUL", inputs, shape, attrs), 1, np.array([[0, 0, 31]]), np.array([[1, 3, 32]]))
+    assert (lo.tolist(), hi.tolist()) == ([[0, 0, 0, 0]], [[1, 1, 5, 128]])
 
 
 @pytest.mark.parametrize("kernel", [(3, 2), (1, 1)])
@@ -474,7 +503,7 @@ def test_reductions() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 9])
 def test_extremes(axis: int, parts: int) -> None:
     """The sum in the place of the greatest: what lies between is read, too."""
     x = values(3, 4, 5)

@@ -64,7 +64,7 @@ def test_results_do_not_depend_on_an_optional_pass(left_out: int) -> None:
 @pytest.mark.parametrize(
     ("asked", "missing"),
     [
-        (plan_request(), {"bf16"}),
+        (plan_request(), {"bf16", "bf16 activations"}),
         (plan_request(bf16=True), set()),
         (plan_request(strassen="", bf16=True), {"Strassen's algorithm"}),
         (plan_request(winograd=False, bf16=True), {"Strassen's algorithm"}),

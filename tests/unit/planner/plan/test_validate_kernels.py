@@ -15,6 +15,7 @@ from small_graphs import (
     fitting_levels,
     images_of_bytes,
     inverted_residuals,
+    products_of_batches_of_bytes,
     products_of_bits,
     products_of_bytes,
     products_of_pairs,
@@ -96,6 +97,23 @@ def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
 )
 def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
     assert_refused(products_of_bytes, damage, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("zeros", param("QMATMUL", 0, 2)),
+        ("activation", param("QMATMUL", 1, 1000)),
+        ("dtype of input 1", operand("QMATMUL", 2, "dtype", DTYPES["U8"])),
+        ("strides of input 1", operand("QMATMUL", 2, "strides", [[3072, 1024, 0, 0, 1, 0, 0, 0]])),
+        ("shape of input 0", operand("QMATMUL", 1, "dims", [[2, 3, 6, 20, 0, 0, 0, 0]])),
+        ("dtype of input 0", operand("QPACK", 1, "dtype", DTYPES["BOOL"])),
+        ("shape of the output", operand("QPACK", 1, "dims", [[2, 3, 24, 7, 0, 0, 0, 0]])),
+        ("dtype of the output", operand("QPACK", 0, "dtype", DTYPES["U8"])),
+    ],
+)
+def test_damaged_products_of_batches_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    assert_refused(products_of_batches_of_bytes, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +351,7 @@ def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> 
         ("shape of input 0", operand("DEQUANTIZE", 1, "dims", [[1, 32, 7, 8, 0, 0, 0, 0]])),
         ("axis", param("MINMAX", 0, 4)),
         ("axis", param("MINMAX", 0, -1)),
-        ("blocks of the output", param("MINMAX", 0, 0)),
+        ("blocks of the output", operand("MINMAX", 0, "dims", [[0, 2, 0, 0, 0, 0, 0, 0]])),
         ("dtype of operand 1", operand("MINMAX", 1, "dtype", DTYPES["I32"])),
         ("shape of the output", operand("MINMAX", 0, "dims", [[5, 1, 0, 0, 0, 0, 0, 0]])),
         ("n_outputs", lambda b: b.ops["n_outputs"].__setitem__(b.op("QPARAMS"), 1)),

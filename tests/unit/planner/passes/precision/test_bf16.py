@@ -111,7 +111,7 @@ def test_normalisation_before_a_convolution() -> None:
 
 
 def test_few_channels_stay_with_the_depthwise_convolution_behind_them() -> None:
-    for channels, wanted in ((16, ["PWDW"]), (24, ["BCONV", "DWCONV"])):
+    for channels, wanted in ((12, ["PWDW"]), (16, ["BCONV", "DWCONV"])):
         net = Net(x=(1, channels, 12, 12))
         wide = net("Relu", net("Conv", "x", net.weight(96, channels, 1, 1)))
         assert kernels(net, net("Conv", wide, net.weight(96, 1, 3, 3), group=96, pads=[1, 1, 1, 1])) == wanted

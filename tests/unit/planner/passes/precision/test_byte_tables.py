@@ -3,9 +3,12 @@ reference, bit for bit."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from net_tools import Net, check, ops
+from onnx import helper
 
 U8, I8 = np.uint8, np.int8
 FUNCTIONS = ["Sigmoid", "Tanh", "Erf", "HardSwish", "Softplus", "Exp", "Elu", "Abs"]
@@ -140,3 +143,71 @@ def test_wider_levels_are_left_as_they_are() -> None:
     y = chain.net("MaxPool", chain.again("x", beside), kernel_shape=[2, 2])
     nodes = check(chain.net, chain.again(y, beside), scale=3.0, tolerance=0, reference=True)
     assert ops(nodes) == ["QUANTIZE", "DEQUANTIZE", "POOL", "QUANTIZE", "DEQUANTIZE"]
+
+
+MOVES: dict[str, Any] = {
+    "Gather": lambda net, x: net("Gather", x, net.constant(np.array([2, 0, 1, 1])), axis=1),
+    "Expand": lambda net, x: net("Expand", x, net.constant(np.array([2, 2, 3, 4, 5]))),
+    "Tile": lambda net, x: net("Tile", x, net.constant(np.array([1, 2, 1, 1]))),
+    "Pad": lambda net, x: net("Pad", x, net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 0]))),
+    "Pad of a value": lambda net, x: net("Pad", x, net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 0])), net.constant(np.float32(0.731))),
+    "Pad of a large value": lambda net, x: net("Pad", x, net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 0])), net.constant(np.float32(-1e6))),
+    "Pad by reflection": lambda net, x: net("Pad", x, net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 0])), mode="reflect"),
+    "Resize": lambda net, x: net(
+        "Resize", x, "", net.constant(np.float32([1, 1, 2, 2])), coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    ),
+    "Slice": lambda net, x: net("Slice", x, net.constant(np.array([1])), net.constant(np.array([3])), net.constant(np.array([2]))),
+    "two moves": lambda net, x: net("Flatten", net("Gather", x, net.constant(np.array([1, 1])), axis=0)),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("move", MOVES)
+def test_moves_of_bytes(move: str, seed: int) -> None:
+    chain = Chain(seed)
+    y, beside = chain.levels("x")
+    nodes = check(chain.net, chain.again(MOVES[move](chain.net, y), beside), scale=3.0, tolerance=0, reference=True)
+    assert sorted(op for op in ops(nodes) if "QUANTIZE" in op) == ["DEQUANTIZE", "QUANTIZE"]
+    assert {node.output.dtype.name for node in nodes[1:-1]} <= {"uint8", "int8"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_of_bytes(seed: int) -> None:
+    """All parts of a Split, each with a QuantizeLinear of its own, and one part that is read as it is."""
+    chain = Chain(seed)
+    y, beside = chain.levels("x")
+    net, parts = chain.net, [f"part{k}" for k in range(3)]
+    net.nodes.append(helper.make_node("Split", [y], parts, name="split", axis=1, num_outputs=3))
+    outputs = [chain.again(part, beside) for part in parts[:2]]
+    nodes = check(net, *outputs, net("Neg", parts[2]), scale=3.0, tolerance=0, reference=True)
+    assert sum(op == "QUANTIZE" for op in ops(nodes)) == 1
+
+
+@pytest.mark.parametrize("other", ["levels", "number", "floats"])
+@pytest.mark.parametrize("seed", range(3))
+def test_choices_of_bytes(other: str, seed: int) -> None:
+    chain = Chain(seed)
+    net = chain.net
+    y, beside = chain.levels("x")
+    z = {"levels": lambda: chain.again(net("Neg", "x"), beside), "number": lambda: net.constant(np.float32(0.4)), "floats": lambda: "x"}[
+        other
+    ]()
+    condition = net.constant(np.arange(120).reshape(SHAPE) % 3 == 0)
+    nodes = check(net, chain.again(net("Where", condition, y, z), beside), scale=3.0, tolerance=0, reference=True)
+    (choice,) = [node for node in nodes if node.op == "TERNARY"]
+    assert choice.output.dtype.name in {"uint8", "int8"}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_of_a_table_of_bytes(same: bool) -> None:
+    """Embeddings: the table stays bytes where its rows are quantised with its own scale and zero point."""
+    net = Net(opset=21, x=(3, 4))
+    scale, zero = net.constant(np.float32(0.03)), net.constant(U8(120))
+    table = net("DequantizeLinear", net.constant(net.rng.integers(0, 256, (50, 8)).astype(U8)), scale, zero)
+    rows = net("Gather", table, net("Cast", net("Abs", "x"), to=7))
+    other = scale if same else net.constant(np.float32(0.04))
+    nodes = check(
+        net, net("DequantizeLinear", net("QuantizeLinear", rows, other, zero), other, zero), scale=9.0, tolerance=0, reference=True
+    )
+    (gather,) = [node for node in nodes if node.op == "GATHER"]
+    assert gather.output.dtype == (U8 if same else np.float32)

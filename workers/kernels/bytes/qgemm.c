@@ -1,9 +1,9 @@
-/* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QGEMM, QMATMUL: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), also as bytes, or S itself.
  *
  * Loops: panels of ASPEN_NR columns, blocks of rows (int8.h). Rows are read in place where they are unsigned, lie evenly, and are whole
  * groups of four. Else the tile copies its rows to scratch memory first.
  */
-#include "gemm/int8.h"
+#include "bytes/int8.h"
 
 #define SPARE 64 /* bytes behind a copied row where rows would compete for the same sets of L1 */
 
@@ -11,7 +11,8 @@
 typedef struct row_place {
   const uint8_t *a;
   char *out;
-  const float *bias, *residual, *factor;
+  const float *bias, *factor;
+  const void *residual;
   uint32_t zero, rest; /* see int8_rows */
 } row_place;
 
@@ -32,7 +33,7 @@ size_t aspen_scratch_qgemm(const aspen_call *c) {
 /* Rows [row, row + n) of the tile times columns [first, last) of the panel at `column`. */
 static void block(const int8_job *job, const row_place *places, int n, const char *panel, int32_t *sums, const char *next, int64_t next_step,
                   int64_t column, int64_t first, int64_t last) {
-  int8_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .sums = sums, .next = next, .next_step = next_step};
+  int8_rows rows = {.terms = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step}, .sums = sums};
   for (int r = 0; r < n; r++) {
     const row_place *p = places + r;
     rows.out[r] = p->out, rows.bias[r] = p->bias, rows.residual[r] = p->residual, rows.factor[r] = p->factor;
@@ -82,7 +83,7 @@ int FN(qgemm)(const aspen_call *c) {
     row_place *p = &places[r];
     *p = (row_place){.a = bytes + at[A], .out = out->ptr + size * at[OUT],
                      .bias = bias->dtype ? (const float *)bias->ptr + at[BIAS] : NULL,
-                     .residual = residual->dtype ? (const float *)residual->ptr + at[RESIDUAL] : NULL,
+                     .residual = residual->dtype ? residual->ptr + at[RESIDUAL] * (residual->dtype == ASPEN_DT_F32 ? 4 : 1) : NULL,
                      .factor = factor->dtype ? (const float *)factor->ptr + at[FACTOR] : NULL,
                      .zero = (zero->dtype ? (uint8_t)zero->ptr[at[ZERO]] : 0) ^ flip};
     in_place &= r < 2 || p->a - p[-1].a == places[1].a - places[0].a;
@@ -132,4 +133,38 @@ int FN(qgemm)(const aspen_call *c) {
   }
   amx_done(job.amx);
   return 0;
+}
+
+/* Calls QGEMM for each index of the leading axes. */
+int FN(qmatmul)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
+  const int rank = out->rank, leading = rank - 2;
+  if (rank < 2 || a->rank != rank || b->rank != rank + 1 || c->n_inputs > 6 || b->dtype != ASPEN_DT_I8) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t groups = ASPEN_BYTES_HEADER + int8_groups(a->dims[rank - 1]), bytes = groups * INT8_PANEL_GROUP, panels = b->dims[leading];
+  if (b->dims[rank - 1] != groups || b->dims[rank] != INT8_PANEL_GROUP || b->strides[rank] != 1 || b->strides[rank - 1] != INT8_PANEL_GROUP ||
+      (panels > 1 && b->strides[leading] != bytes))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t dims[4] = {panels, groups, ASPEN_NR, INT8_GROUP}, strides[4] = {bytes, INT8_PANEL_GROUP, INT8_GROUP, 1};
+  aspen_arg args[7];
+  aspen_call one = *c;
+  one.args = args;
+  memcpy(args, c->args, (c->n_inputs + 1) * sizeof *args);
+  args[2] = (aspen_arg){.dims = dims, .strides = strides, .dtype = ASPEN_DT_I8, .rank = 4};
+  for (int i = 0; i < leading; i++) {
+    if (c->lo[i] >= c->hi[i]) return ASPEN_KERNEL_OK;
+    one.hi[i] = one.lo[i] + 1;
+  }
+  for (;;) {
+    args[2].ptr = b->ptr;
+    for (int i = 0; i < leading; i++) args[2].ptr += one.lo[i] * b->strides[i];
+    const int error = FN(qgemm)(&one);
+    if (error) return error;
+    int i = leading - 1;
+    for (; i >= 0; i--) {
+      one.lo[i]++, one.hi[i]++;
+      if (one.lo[i] < c->hi[i]) break;
+      one.lo[i] = c->lo[i], one.hi[i] = c->lo[i] + 1;
+    }
+    if (i < 0) return ASPEN_KERNEL_OK;
+  }
 }

@@ -6,7 +6,7 @@
  *
  * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (int8.h).
  */
-#include "gemm/int8.h"
+#include "bytes/int8.h"
 
 typedef struct window {
   int64_t kernel[2], stride[2], dilation[2], pad[2];
@@ -103,10 +103,6 @@ static void sum_windows(const window *w, const pixels *p, int64_t n, int64_t wid
   }
 }
 
-/* A pixel of an operand of the epilogue, from channel 0 on; NULL where it is absent. */
-INLINE const float *pixel_of(const aspen_arg *x, int64_t image, int64_t y, int64_t z) {
-  return x->dtype ? (const float *)x->ptr + image * x->strides[0] + y * x->strides[2] + z * x->strides[3] : NULL;
-}
 /* Whether its lines of `width` pixels lie one behind the other. */
 INLINE int in_line(const aspen_arg *x, int64_t width) { return !x->dtype || x->strides[2] == width * x->strides[3]; }
 
@@ -151,7 +147,9 @@ int FN(qconv)(const aspen_call *c) {
 
   const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
   /* of the next panel, which each block brings nearer */
-  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0;
+  const int alike = int8_one_factor(out, factor), levels = alike && FN(int8_levelled)(&job);
+  const int64_t residual_step = residual->dtype ? residual->strides[3] : 0;
+  const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0, next_step = groups ? share / groups : 0;
   int32_t sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;
   for (int64_t image = c->lo[0]; image < c->hi[0]; image++) {
     const uint8_t *from = (const uint8_t *)x->ptr + image * x->strides[0];
@@ -161,25 +159,34 @@ int FN(qconv)(const aspen_call *c) {
     for (int64_t n = c->lo[1]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
       const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
       const char *panel = b->ptr + column / ASPEN_NR * job.panel;
-      for (int64_t i = 0; i < all; i++) {
-        const int64_t line = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
+      int8_columns columns;
+      if (levels) FN(int8_gather)(&columns, &job, panel, column, n, last, (const float *)bias->ptr, (const float *)factor->ptr, zero);
+      for (int64_t i = 0, line = 0, of_line = 0, at = 0, end; i < all; i++, of_line++, at = end) {
+        if (of_line == blocks) line++, of_line = at = 0;
+        end = at + length / blocks + (of_line < length % blocks);
         for (int64_t t = 0; t < p.runs; t++) runs[t] = p.base + line * p.line_step + at * p.step + run_at(&w, &p, t);
         const char *next = all > 1 ? panel + job.panel + i * share : NULL;
-        const int strip = job.amx ? amx_strip(length, blocks, i % blocks) : 0;
+        const int strip = job.amx ? amx_strip(length, blocks, of_line) : 0;
         if (strip) FN(int8_strip)(&job, strip, runs[0], panel, made = sums);
-        int8_rows rows = {.rows = (int)(end - at), .taps = (int)p.runs, .runs = runs, .sums = made, .next = next,
-                          .next_step = groups ? share / groups : 0};
         const int64_t y = c->lo[2] + line, z = c->lo[3] + at; /* of a single line z runs on */
-        for (int r = 0; r < rows.rows; r++) {
-          rows.out[r] = out->ptr + size * (image * out->strides[0] + y * out->strides[2] + (z + r) * out->strides[3]);
-          rows.bias[r] = (const float *)bias->ptr;
-          rows.residual[r] = pixel_of(residual, image, y, z + r);
-          rows.factor[r] = pixel_of(factor, image, y, z + r);
-          rows.zero[r] = zero;
-          rows.rest[r] = job.zeros ? rest[line * length + at + r] : 0;
+        const int8_terms terms = {(int)(end - at), (int)p.runs, runs, next, next_step};
+        char *const to = out->ptr + size * (image * out->strides[0] + y * out->strides[2] + z * out->strides[3]);
+        if (levels) {
+          const int8_pixels block = {terms, made, (uint8_t *)to, int8_pixel(residual, image, y, z), out->strides[3], residual_step};
+          FN(int8_levels)(&job, &columns, &block);
+        } else {
+          int8_rows rows = {.terms = terms, .alike = alike, .sums = made};
+          for (int r = 0; r < terms.rows; r++) {
+            rows.out[r] = to + r * size * out->strides[3];
+            rows.bias[r] = (const float *)bias->ptr;
+            rows.residual[r] = int8_pixel(residual, image, y, z + r);
+            rows.factor[r] = int8_pixel(factor, image, y, z + r);
+            rows.zero[r] = zero;
+            rows.rest[r] = job.zeros ? rest[line * length + at + r] : 0;
+          }
+          FN(int8_block)(&job, &rows, panel, column, n, last);
         }
-        FN(int8_block)(&job, &rows, panel, column, n, last);
-        if (made) made += rows.rows * ASPEN_NR;
+        if (made) made += terms.rows * ASPEN_NR;
       }
       n = last;
     }

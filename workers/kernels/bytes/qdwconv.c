@@ -12,7 +12,7 @@
  * (int8.h). A pair of panels is as many bytes as a cache line, so that lines are read and written while they are near.
  */
 #include "conv/window.h"
-#include "gemm/byte_levels.h"
+#include "bytes/byte_levels.h"
 
 #define ROWS 4             /* of the image in a quad: bytes that are summed together */
 #define STRIP_BYTES 8192   /* of quads of a strip … */
@@ -182,14 +182,6 @@ static void see(const shape *s, const seen *e, int64_t oh) {
   }
 }
 
-/* Operands of a panel's columns, where sums go from registers to bytes. */
-typedef struct finish {
-  quick quick;
-  int is_signed;
-  int32_t offset[ASPEN_NR];
-  float scales[ASPEN_NR], bias[ASPEN_NR];
-} finish;
-
 /* Adds to the sums of P pixels, `step` bytes apart, of WIDTH channels. at: where the quads of each tap begin. */
 INLINE void add_taps(const int P, const int with, int64_t taps, const uint8_t *const *at, int64_t offset, int64_t step, const int8_t *w, vi *sum) {
   for (int64_t t = 0; t < taps; t++, w += COLUMN_BYTES) {
@@ -228,18 +220,19 @@ INLINE void sum_pixels(const int P, const int with, int64_t taps, const uint8_t 
     for (int v = 0; v < VECTORS; v++) vistore(sums + p * ASPEN_NR + v * VL, sum[p * VECTORS + v]);
 }
 
-/* Bytes of pixels at `out`, `pixel` bytes apart, of columns [first, first + WIDTH) of a panel: the steps of int8_block, none left out. */
-INLINE void level_pixels(const int P, int64_t taps, const uint8_t *const *at, int64_t offset, int64_t step, const int8_t *w, const finish *f,
-                         int first, uint8_t *out, int64_t pixel) {
+/* Bytes of pixels at `out`, `pixel` bytes apart, of columns [first, first + WIDTH) of a panel, by the steps of int8_levels. easy: the scale
+ * is 1, and integers hold all values. */
+INLINE void level_pixels(const int P, const int easy, int64_t taps, const uint8_t *const *at, int64_t offset, int64_t step, const int8_t *w,
+                         const int8_job *job, const int8_columns *f, int first, uint8_t *out, int64_t pixel) {
   vi sum[PIXELS * VECTORS];
 #pragma GCC unroll 16
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) sum[p * VECTORS + v] = viload(f->offset + first + v * VL);
   add_taps(P, 1, taps, at, offset, step, w, sum);
-  const quick by = f->quick;
-  const int is_signed = f->is_signed;
-  const vf scales[VECTORS] = {vload(f->scales + first), vload(f->scales + first + VL)};
+  const quick by = quick_of(job);
+  const int is_signed = job->dtype == ASPEN_DT_I8;
+  const vf scales[VECTORS] = {vload(f->factor + first), vload(f->factor + first + VL)};
   const vf bias[VECTORS] = {vload(f->bias + first), vload(f->bias + first + VL)};
 #pragma GCC unroll 8
   for (int p = 0; p < P; p += 2) {
@@ -247,7 +240,8 @@ INLINE void level_pixels(const int P, int64_t taps, const uint8_t *const *at, in
 #pragma GCC unroll 4
     for (int i = 0; i < 2 * VECTORS; i++) {
       const int at_pixel = p + i / VECTORS < P ? p + i / VECTORS : p;
-      q[i] = quick_quotient(&by, vfromi(sum[at_pixel * VECTORS + i % VECTORS]) * scales[i % VECTORS] + bias[i % VECTORS]);
+      const vf y = vfromi(sum[at_pixel * VECTORS + i % VECTORS]) * scales[i % VECTORS] + bias[i % VECTORS];
+      q[i] = easy ? nearest(y) : quick_quotient(&by, y);
     }
     quick_levels(&by, is_signed, q, out + p * pixel, out + (p + 1 < P ? p + 1 : p) * pixel);
   }
@@ -270,30 +264,32 @@ typedef void sum_fn(int64_t, const uint8_t *const *, int64_t, int64_t, const int
 #endif
 SUMS(0) MORE_SUMS(0)
 #if VL > 4
-typedef void level_fn(int64_t, const uint8_t *const *, int64_t, int64_t, const int8_t *, const finish *, int, uint8_t *, int64_t);
-#define LEVELS(P)                                                                                                                  \
-  static void levels_##P(int64_t taps, const uint8_t *const *at, int64_t offset, int64_t step, const int8_t *w, const finish *f, int first, \
-                         uint8_t *out, int64_t pixel) {                                                                            \
-    level_pixels(P, taps, at, offset, step, w, f, first, out, pixel);                                                              \
+typedef void level_fn(int64_t, const uint8_t *const *, int64_t, int64_t, const int8_t *, const int8_job *, const int8_columns *, int, uint8_t *,
+                      int64_t);
+#define LEVELS(P, EASY)                                                                                                            \
+  static void levels_##EASY##_##P(int64_t taps, const uint8_t *const *at, int64_t offset, int64_t step, const int8_t *w, const int8_job *job, \
+                                  const int8_columns *f, int first, uint8_t *out, int64_t pixel) {                                 \
+    level_pixels(P, EASY, taps, at, offset, step, w, job, f, first, out, pixel);                                                   \
   }
-LEVELS(1) LEVELS(2) LEVELS(3) LEVELS(4) LEVELS(5) LEVELS(6)
+#define SOME_LEVELS(EASY) LEVELS(1, EASY) LEVELS(2, EASY) LEVELS(3, EASY) LEVELS(4, EASY) LEVELS(5, EASY) LEVELS(6, EASY)
+#define SOME_LIST(EASY) levels_##EASY##_1, levels_##EASY##_2, levels_##EASY##_3, levels_##EASY##_4, levels_##EASY##_5, levels_##EASY##_6
 #if VL == 16
-LEVELS(7) LEVELS(8) LEVELS(9) LEVELS(10) LEVELS(11) LEVELS(12) LEVELS(13) LEVELS(14)
-static level_fn *const levels_of[PIXELS] = {levels_1, levels_2, levels_3,  levels_4,  levels_5,  levels_6,  levels_7,
-                                            levels_8, levels_9, levels_10, levels_11, levels_12, levels_13, levels_14};
+#define MORE_LEVELS(EASY)                                                                                                          \
+  LEVELS(7, EASY) LEVELS(8, EASY) LEVELS(9, EASY) LEVELS(10, EASY) LEVELS(11, EASY) LEVELS(12, EASY) LEVELS(13, EASY) LEVELS(14, EASY)
+#define MORE_LEVELS_LIST(EASY)                                                                                                     \
+  , levels_##EASY##_7, levels_##EASY##_8, levels_##EASY##_9, levels_##EASY##_10, levels_##EASY##_11, levels_##EASY##_12, levels_##EASY##_13, \
+      levels_##EASY##_14
 #else
-static level_fn *const levels_of[PIXELS] = {levels_1, levels_2, levels_3, levels_4, levels_5, levels_6};
+#define MORE_LEVELS(EASY)
+#define MORE_LEVELS_LIST(EASY)
 #endif
+SOME_LEVELS(0) MORE_LEVELS(0) SOME_LEVELS(1) MORE_LEVELS(1)
+static level_fn *const levels_of[2][PIXELS] = {{SOME_LIST(0) MORE_LEVELS_LIST(0)}, {SOME_LIST(1) MORE_LEVELS_LIST(1)}};
 SUMS(1) MORE_SUMS(1)
 static sum_fn *const sums_of[2][PIXELS] = {{LIST(0) MORE_LIST(0)}, {LIST(1) MORE_LIST(1)}};
 #else
 static sum_fn *const sums_of[1][PIXELS] = {{LIST(0)}};
 #endif
-
-/* A pixel of an operand of the epilogue, from channel 0 on; NULL where it is absent. */
-INLINE const float *pixel_of(const aspen_arg *x, int64_t image, int64_t y, int64_t z) {
-  return x->dtype ? (const float *)x->ptr + image * x->strides[0] + y * x->strides[2] + z * x->strides[3] : NULL;
-}
 
 /* The output, and the steps behind the sums. */
 typedef struct output {
@@ -312,36 +308,21 @@ static void open_output(output *o, const aspen_arg *out, const aspen_arg *bias, 
   o->size = o->job.dtype == ASPEN_DT_F32 || o->job.dtype == ASPEN_DT_I32 ? 4 : 1;
   o->pixel = o->size * out->strides[3];
   int8_rows *rows = &o->rows;
-  rows->alike = !factor->dtype || (factor->strides[0] | factor->strides[2] | factor->strides[3]) == 0;
-  rows->next = NULL;
+  rows->alike = int8_one_factor(out, factor);
+  rows->terms = (int8_terms){0};
   for (int r = 0; r < PIXELS; r++) {
     rows->bias[r] = o->bias, rows->factor[r] = (const float *)factor->ptr, rows->residual[r] = NULL;
     rows->zero[r] = zero, rows->rest[r] = 0;
   }
-  o->direct = rows->alike && !residual->dtype && o->size == 1 && o->job.finish.direct && o->job.with && o->job.quick &&
-              o->job.finish.epilogue.kind == EPILOGUE_NONE;
+  o->direct = rows->alike && !residual->dtype && FN(int8_levelled)(&o->job);
 }
 
 /* Columns [first, last) of a panel of weights that begins at `column`. */
 typedef struct part {
   const char *panel;
   int64_t column, first, last;
-  finish own; /* where sums go directly to bytes; zeros stand for columns that are not in the box */
+  int8_columns own; /* where sums go directly to bytes */
 } part;
-
-static void open_part(part *p, const output *o) {
-  if (!o->direct) return;
-  const uint32_t *header = (const uint32_t *)p->panel;
-  const float *factor = o->rows.factor[0];
-  p->own.quick = quick_of(&o->job), p->own.is_signed = o->job.dtype == ASPEN_DT_I8;
-  for (int64_t j = 0; j < ASPEN_NR; j++) {
-    const int64_t c = p->column + j;
-    const int inside = c >= p->first && c < p->last;
-    p->own.bias[j] = o->bias && inside ? o->bias[c] : 0;
-    p->own.scales[j] = factor && inside ? factor[c * o->job.factor_stride] : inside;
-    p->own.offset[j] = (int32_t)(header[2 * ASPEN_NR + j] - o->rows.zero[0] * header[j]);
-  }
-}
 
 /* Where the pixels of a block are read and written: `out` is channel 0 of the first. */
 typedef struct block {
@@ -353,12 +334,12 @@ typedef struct block {
 /* Writes the pixels of a block whose sums are made. */
 static void write_block(output *o, int32_t *sums, const block *b, const part *p) {
   int8_rows *rows = &o->rows;
-  rows->rows = b->n, rows->sums = sums;
+  rows->terms.rows = b->n, rows->sums = sums;
   for (int r = 0; r < b->n; r++) rows->out[r] = b->out + r * o->pixel;
   if (o->residual->dtype)
-    for (int r = 0; r < b->n; r++) rows->residual[r] = pixel_of(o->residual, b->image, b->y, b->z + r);
+    for (int r = 0; r < b->n; r++) rows->residual[r] = int8_pixel(o->residual, b->image, b->y, b->z + r);
   if (!rows->alike)
-    for (int r = 0; r < b->n; r++) rows->factor[r] = pixel_of(o->factor, b->image, b->y, b->z + r);
+    for (int r = 0; r < b->n; r++) rows->factor[r] = int8_pixel(o->factor, b->image, b->y, b->z + r);
   FN(int8_block)(&o->job, rows, p->panel, p->column, p->first, p->last);
 }
 
@@ -376,7 +357,8 @@ static void make_block(const shape *s, output *o, const uint8_t *const *at, cons
   const int cut = n < ASPEN_NR;
   uint8_t *const to = cut ? o->line : (uint8_t *)b->out + p->column;
   for (int j = 0; j < ASPEN_NR; j += WIDTH)
-    levels_of[b->n - 1](s->taps, at, b->offset + j * ROWS, step, w + j * ROWS, &p->own, j, to + j, cut ? ASPEN_NR : o->pixel);
+    levels_of[o->job.unit && p->own.bounded][b->n - 1](s->taps, at, b->offset + j * ROWS, step, w + j * ROWS, &o->job, &p->own, j, to + j,
+                                                      cut ? ASPEN_NR : o->pixel);
   for (int r = 0; r < b->n && cut; r++) memcpy(b->out + r * o->pixel + p->first, o->line + r * ASPEN_NR + p->first - p->column, (size_t)n);
 #endif
 }
@@ -412,7 +394,7 @@ static void image_of(const aspen_call *c, const shape *s, output *o, seen *e, co
         part *p = &parts[n_parts];
         p->column = n / ASPEN_NR * ASPEN_NR, p->first = n, p->last = n = min64(p->column + ASPEN_NR, end);
         p->panel = c->args[2].ptr + p->column / ASPEN_NR * panel_bytes;
-        open_part(p, o);
+        if (o->direct) FN(int8_gather)(&p->own, &o->job, p->panel, p->column, p->first, p->last, o->bias, o->rows.factor[0], o->rows.zero[0]);
       }
       strip(c, s, o, e, at, image, z, width, parts, n_parts);
     }

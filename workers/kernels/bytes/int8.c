@@ -1,6 +1,6 @@
 /* Micro-kernels of products of bytes, and the steps after their sums: see int8.h. */
-#include "gemm/int8.h"
-#include "gemm/byte_levels.h"
+#include "bytes/int8.h"
+#include "bytes/byte_levels.h"
 
 #define SUMS 32              /* vectors of sums in a micro-kernel, at most */
 #define AHEAD 4096           /* bytes of a panel that are fetched ahead of the reading */
@@ -21,9 +21,10 @@
 
 INLINE vi less(vi a, vi b, vi c) { return (vi)((vu)a - (vu)b * (vu)c); } /* a - b * c */
 
-/* A group of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. with: the instruction is there. */
-INLINE void group(const int R, const int with, const uint8_t *const *base, int64_t step, int64_t at, const int8_t *b, vi *sum) {
-  const vi w[VECTORS] = {viload((const int32_t *)b), viload((const int32_t *)b + VL)};
+/* A group of terms of R rows, three to a pointer (more pointers find no registers), times V vectors of columns. with: the instruction is
+ * there. */
+INLINE void group(const int R, const int V, const int with, const uint8_t *const *base, int64_t step, int64_t at, const int8_t *b, vi *sum) {
+  const vi w[VECTORS] = {viload((const int32_t *)b), V > 1 ? viload((const int32_t *)b + VL) : viset1(0)};
   const halves both[VECTORS] = {signed_halves(w[0]), signed_halves(w[1])};
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
@@ -32,70 +33,90 @@ INLINE void group(const int R, const int with, const uint8_t *const *base, int64
     const vi x = viset1(four);
     if (with) {
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) sum[r * VECTORS + v] = dots(sum[r * VECTORS + v], x, w[v]);
+      for (int v = 0; v < V; v++) sum[r * V + v] = dots(sum[r * V + v], x, w[v]);
     } else {
       const halves y = unsigned_halves(x);
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) sum[r * VECTORS + v] = pairs(pairs(sum[r * VECTORS + v], y.even, both[v].even), y.odd, both[v].odd);
+      for (int v = 0; v < V; v++) sum[r * V + v] = pairs(pairs(sum[r * V + v], y.even, both[v].even), y.odd, both[v].odd);
     }
   }
 }
 
-/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: the groups of terms that have sums of their own, where rows are too few to
- * keep the multipliers busy. */
-INLINE void multiply(const int R, const int S, const int with, const int8_job *job, const int8_rows *rows, const int8_t *b, int32_t *sums) {
+/* The rows of a block times V vectors of columns: sums[R][ASPEN_NR]. S: the groups of terms that have sums of their own, where rows are too
+ * few to keep the multipliers busy. */
+INLINE void multiply(const int R, const int V, const int S, const int with, const int8_job *job, const int8_terms *terms, const int8_t *b,
+                     int32_t *sums) {
   vi sum[SUMS];
 #pragma GCC unroll 64
-  for (int i = 0; i < S * R * VECTORS; i++) sum[i] = (vi)vzero();
-  const int64_t step = job->a_step, groups = job->groups, next_step = rows->next ? rows->next_step : INT8_PANEL_GROUP;
-  const char *next = rows->next ? rows->next : (const char *)b + AHEAD;
-  for (int t = 0; t < rows->taps; t++) {
+  for (int i = 0; i < S * R * V; i++) sum[i] = (vi)vzero();
+  const int64_t step = job->a_step, groups = job->groups, next_step = terms->next ? terms->next_step : INT8_PANEL_GROUP;
+  const char *next = terms->next ? terms->next : (const char *)b + AHEAD;
+  for (int t = 0; t < terms->taps; t++) {
     const uint8_t *base[(MM_MAX_ROWS + 2) / 3];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r += 3) base[r / 3] = rows->runs[t] + r * step;
+    for (int r = 0; r < R; r += 3) base[r / 3] = terms->runs[t] + r * step;
     int64_t g = 0;
     for (; g + S <= groups; g += S)
 #pragma GCC unroll 4
       for (int s = 0; s < S; s++, b += INT8_PANEL_GROUP, next += next_step) {
         __builtin_prefetch(next, 0, 2);
         if (S > 1) __builtin_prefetch(next + next_step / 2, 0, 2);
-        group(R, with, base, step, (g + s) * INT8_GROUP, b, sum + s * R * VECTORS);
+        group(R, V, with, base, step, (g + s) * INT8_GROUP, b, sum + s * R * V);
       }
     if (S > 1)
-      for (; g < groups; g++, b += INT8_PANEL_GROUP, next += next_step) group(R, with, base, step, g * INT8_GROUP, b, sum);
+      for (; g < groups; g++, b += INT8_PANEL_GROUP, next += next_step) group(R, V, with, base, step, g * INT8_GROUP, b, sum);
   }
 #pragma GCC unroll 4
   for (int s = 1; s < S; s++)
 #pragma GCC unroll 32
-    for (int i = 0; i < R * VECTORS; i++) sum[i] = plus(sum[i], sum[s * R * VECTORS + i]);
+    for (int i = 0; i < R * V; i++) sum[i] = plus(sum[i], sum[s * R * V + i]);
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) vistore(sums + r * ASPEN_NR + v * VL, sum[r * VECTORS + v]);
+    for (int v = 0; v < V; v++) vistore(sums + r * ASPEN_NR + v * VL, sum[r * V + v]);
 }
 
-typedef void multiply_fn(const int8_job *, const int8_rows *, const int8_t *, int32_t *);
-#define MULTIPLY(R, S, WITH)                                                                                                       \
-  static void multiply_##WITH##_##R(const int8_job *job, const int8_rows *rows, const int8_t *b, int32_t *sums) {                  \
-    multiply(R, S, WITH, job, rows, b, sums);                                                                                      \
+typedef void multiply_fn(const int8_job *, const int8_terms *, const int8_t *, int32_t *);
+#define MULTIPLY(R, V, S, WITH)                                                                                                    \
+  static void multiply_##WITH##_##V##_##R(const int8_job *job, const int8_terms *terms, const int8_t *b, int32_t *sums) {          \
+    multiply(R, V, S, WITH, job, terms, b, sums);                                                                                  \
   }
 #if VL == 16
-MULTIPLY(1, 4, 1) MULTIPLY(2, 4, 1) MULTIPLY(3, 4, 1) MULTIPLY(4, 2, 1) MULTIPLY(5, 2, 1) MULTIPLY(6, 2, 1) MULTIPLY(7, 1, 1)
-MULTIPLY(8, 1, 1) MULTIPLY(9, 1, 1) MULTIPLY(10, 1, 1) MULTIPLY(11, 1, 1) MULTIPLY(12, 1, 1) MULTIPLY(13, 1, 1) MULTIPLY(14, 1, 1)
-MULTIPLY(1, 2, 0) MULTIPLY(2, 2, 0) MULTIPLY(3, 2, 0) MULTIPLY(4, 1, 0) MULTIPLY(5, 1, 0) MULTIPLY(6, 1, 0) MULTIPLY(7, 1, 0)
-MULTIPLY(8, 1, 0) MULTIPLY(9, 1, 0) MULTIPLY(10, 1, 0)
-static multiply_fn *const multiply_with[] = {multiply_1_1, multiply_1_2,  multiply_1_3,  multiply_1_4,  multiply_1_5,  multiply_1_6,  multiply_1_7,
-                                             multiply_1_8, multiply_1_9, multiply_1_10, multiply_1_11, multiply_1_12, multiply_1_13, multiply_1_14};
-static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4, multiply_0_5,
-                                                multiply_0_6, multiply_0_7, multiply_0_8, multiply_0_9, multiply_0_10};
+MULTIPLY(1, 2, 4, 1) MULTIPLY(2, 2, 4, 1) MULTIPLY(3, 2, 4, 1) MULTIPLY(4, 2, 2, 1) MULTIPLY(5, 2, 2, 1) MULTIPLY(6, 2, 2, 1) MULTIPLY(7, 2, 1, 1)
+MULTIPLY(8, 2, 1, 1) MULTIPLY(9, 2, 1, 1) MULTIPLY(10, 2, 1, 1) MULTIPLY(11, 2, 1, 1) MULTIPLY(12, 2, 1, 1) MULTIPLY(13, 2, 1, 1)
+MULTIPLY(14, 2, 1, 1)
+MULTIPLY(1, 1, 4, 1) MULTIPLY(2, 1, 4, 1) MULTIPLY(3, 1, 4, 1) MULTIPLY(4, 1, 2, 1) MULTIPLY(5, 1, 2, 1) MULTIPLY(6, 1, 2, 1) MULTIPLY(7, 1, 2, 1)
+MULTIPLY(8, 1, 1, 1) MULTIPLY(9, 1, 1, 1) MULTIPLY(10, 1, 1, 1) MULTIPLY(11, 1, 1, 1) MULTIPLY(12, 1, 1, 1) MULTIPLY(13, 1, 1, 1)
+MULTIPLY(14, 1, 1, 1)
+MULTIPLY(1, 2, 2, 0) MULTIPLY(2, 2, 2, 0) MULTIPLY(3, 2, 2, 0) MULTIPLY(4, 2, 1, 0) MULTIPLY(5, 2, 1, 0) MULTIPLY(6, 2, 1, 0) MULTIPLY(7, 2, 1, 0)
+MULTIPLY(8, 2, 1, 0) MULTIPLY(9, 2, 1, 0) MULTIPLY(10, 2, 1, 0)
+static multiply_fn *const multiply_with[] = {multiply_1_2_1,  multiply_1_2_2,  multiply_1_2_3,  multiply_1_2_4, multiply_1_2_5,
+                                             multiply_1_2_6,  multiply_1_2_7,  multiply_1_2_8,  multiply_1_2_9, multiply_1_2_10,
+                                             multiply_1_2_11, multiply_1_2_12, multiply_1_2_13, multiply_1_2_14};
+static multiply_fn *const multiply_half[] = {multiply_1_1_1,  multiply_1_1_2,  multiply_1_1_3,  multiply_1_1_4, multiply_1_1_5,
+                                             multiply_1_1_6,  multiply_1_1_7,  multiply_1_1_8,  multiply_1_1_9, multiply_1_1_10,
+                                             multiply_1_1_11, multiply_1_1_12, multiply_1_1_13, multiply_1_1_14};
+static multiply_fn *const multiply_without[] = {multiply_0_2_1, multiply_0_2_2, multiply_0_2_3, multiply_0_2_4, multiply_0_2_5,
+                                                multiply_0_2_6, multiply_0_2_7, multiply_0_2_8, multiply_0_2_9, multiply_0_2_10};
 #else
 #if VL == 8
-MULTIPLY(1, 4, 1) MULTIPLY(2, 2, 1) MULTIPLY(3, 2, 1) MULTIPLY(4, 1, 1) MULTIPLY(5, 1, 1) MULTIPLY(6, 1, 1)
-static multiply_fn *const multiply_with[] = {multiply_1_1, multiply_1_2, multiply_1_3, multiply_1_4, multiply_1_5, multiply_1_6};
+MULTIPLY(1, 2, 4, 1) MULTIPLY(2, 2, 2, 1) MULTIPLY(3, 2, 2, 1) MULTIPLY(4, 2, 1, 1) MULTIPLY(5, 2, 1, 1) MULTIPLY(6, 2, 1, 1)
+static multiply_fn *const multiply_with[] = {multiply_1_2_1, multiply_1_2_2, multiply_1_2_3, multiply_1_2_4, multiply_1_2_5, multiply_1_2_6};
 #endif
-MULTIPLY(1, 1, 0) MULTIPLY(2, 1, 0) MULTIPLY(3, 1, 0) MULTIPLY(4, 1, 0)
-static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4};
+MULTIPLY(1, 2, 1, 0) MULTIPLY(2, 2, 1, 0) MULTIPLY(3, 2, 1, 0) MULTIPLY(4, 2, 1, 0)
+static multiply_fn *const multiply_without[] = {multiply_0_2_1, multiply_0_2_2, multiply_0_2_3, multiply_0_2_4};
 #endif
+
+void FN(int8_sums)(const int8_job *job, const int8_terms *terms, const char *panel, int at, int columns, int32_t *sums) {
+  multiply_fn *const *by_rows = multiply_without;
+#if ROWS_WITH
+  if (job->with) by_rows = multiply_with;
+#endif
+#if VL == 16
+  if (job->with && columns <= VL) by_rows = multiply_half;
+#endif
+  by_rows[terms->rows - 1](job, terms, (const int8_t *)panel + INT8_HEADER + at * INT8_GROUP, sums + at);
+}
 
 /* Zero points off WIDTH sums of row r, and the factor on them. */
 INLINE void settle(const int8_job *job, const int8_rows *rows, int r, const int32_t *header, int64_t column, int64_t last, int32_t *sums) {
@@ -135,24 +156,6 @@ INLINE vf quotient(const divisor *by, const int divide, vf x) {
   vf q = x * by->inverse;
   q = vfma(vfma(-q, by->step, x), by->inverse, q);
   return vfma(vfma(-q, by->step, x), by->inverse, q);
-}
-
-/* Levels between `lowest` and `highest`: the nearest to a quotient, plus `zero`. */
-typedef struct range {
-  vf zero, lowest, highest;
-} range;
-INLINE range range_of(float zero, float lowest) { return (range){vset1(zero), vset1(lowest), vset1(lowest) + vset1(255)}; }
-/* Bytes, as QUANTIZE finds them, in the lanes. */
-INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(vround(q) + of->zero, of->lowest))); }
-
-INLINE void store_levels(uint8_t *to, vi level) {
-#if VL == 16
-  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)level));
-#else
-  int32_t each[VL];
-  vistore(each, level);
-  for (int k = 0; k < VL; k++) to[k] = (uint8_t)each[k];
-#endif
 }
 
 /* How values become bytes: not at all; by quotients, with a division or without; or quickly (quick_levels). */
@@ -197,7 +200,7 @@ INLINE void values_of_row(const int8_job *job, const int8_rows *rows, int r, con
   if (rows->bias[0])
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) y[v] += with->bias[v];
-  const float *residual = joins ? rows->residual[r] + column : NULL;
+  const float *residual = joins ? (const float *)rows->residual[r] + column : NULL;
   if (joins == EARLY)
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
@@ -222,7 +225,7 @@ INLINE void values_of_row(const int8_job *job, const int8_rows *rows, int r, con
 INLINE void straight(const int8_job *shared, const int8_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int how,
                      const int levelled, const int joins) {
   const int8_job own = *shared, *job = &own;
-  const int n = rows->rows;
+  const int n = rows->terms.rows;
   const divisor by = divisor_of(job->scale, job->reciprocal);
   const range to = range_of(job->zero, job->lowest);
   const quick quickly = quick_of(job);
@@ -292,7 +295,7 @@ static void store_bytes(const int8_job *job, const int8_rows *rows, const float 
   const int64_t stride = job->finish.out_stride;
   const divisor by = divisor_of(job->scale, job->reciprocal);
   const range to = range_of(job->zero, job->lowest);
-  for (int r = 0; r < rows->rows; r++) {
+  for (int r = 0; r < rows->terms.rows; r++) {
     uint8_t row[ASPEN_NR];
     for (int i = 0; i < ASPEN_NR; i += VL) {
       const vf q = quotient(&by, 1, vload(values + r * ASPEN_NR + i));
@@ -317,8 +320,8 @@ static void finish(const int8_job *job, const int8_rows *rows, float *sums, int6
     to_values.direct = to_values.bias_stride == 1 && to_values.residual_stride == 1;
     how = &to_values;
   }
-  for (int r = 0; r < rows->rows; r += MM_ROWS) {
-    mm_rows to = {.rows = rows->rows - r < MM_ROWS ? rows->rows - r : MM_ROWS};
+  for (int r = 0; r < rows->terms.rows; r += MM_ROWS) {
+    mm_rows to = {.rows = rows->terms.rows - r < MM_ROWS ? rows->terms.rows - r : MM_ROWS};
     for (int i = 0; i < to.rows; i++) {
       to.out[i] = bytes ? values + (r + i) * ASPEN_NR - column : (float *)rows->out[r + i];
       to.bias[i] = rows->bias[r + i], to.residual[i] = rows->residual[r + i];
@@ -357,34 +360,43 @@ static void finish_cut(const int8_job *job, const int8_rows *rows, const int32_t
   cut_panel own __attribute__((aligned(64)));
   int8_rows whole = *rows;
   const int64_t size = job->dtype == ASPEN_DT_F32 ? 4 : 1, at = first - column, n = last - first;
-  for (int r = 0; r < rows->rows; r++) {
+  for (int r = 0; r < rows->terms.rows; r++) {
     const int before = r > 0 ? r - 1 : 0;
     if (job->scaled && job->factor_stride) keep_row(whole.factor, own.factor, r, rows->factor[before], column, at, n);
     if (rows->bias[0]) keep_row(whole.bias, own.bias, r, rows->bias[before], column, at, n);
-    if (rows->residual[0]) keep_row(whole.residual, own.residual, r, rows->residual[before], column, at, n);
+    if (rows->residual[0]) keep_row((const float **)whole.residual, own.residual, r, rows->residual[before], column, at, n);
     whole.out[r] = own.out[r] - column * size;
   }
   straight_fn *f = straight_for(job, rows);
   for (int64_t v = at / WIDTH * WIDTH; v < last - column; v += WIDTH) f(job, &whole, header + v, column + v, sums + v);
-  for (int r = 0; r < rows->rows; r++) memcpy(rows->out[r] + first * size, own.out[r] + at * size, (size_t)(n * size));
+  for (int r = 0; r < rows->terms.rows; r++) memcpy(rows->out[r] + first * size, own.out[r] + at * size, (size_t)(n * size));
 }
 
-void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
+/* Rows of bytes as a residual's values: of columns [first, last). */
+static void widen_residual(const int8_job *job, const int8_rows *rows, int64_t column, int64_t first, int64_t last, float (*values)[ASPEN_NR]) {
+  for (int r = 0; r < rows->terms.rows; r++) {
+    const char *from = rows->residual[r];
+    if (job->residual_stride == 1 && last - first == ASPEN_NR) {
+      for (int64_t j = 0; j < ASPEN_NR; j += VL)
+        vstore(values[r] + j, job->residual_type == ASPEN_DT_I8 ? residuals_of(job, SIGNED, from + first + j) : residuals_of(job, UNSIGNED, from + first + j));
+      continue;
+    }
+    for (int64_t j = first; j < last; j++) {
+      const char byte = from[j * job->residual_stride];
+      const int32_t level = job->residual_type == ASPEN_DT_I8 ? (int8_t)byte : (uint8_t)byte;
+      values[r][j - column] = (float)(level - job->residual_zero) * job->residual_scale;
+    }
+  }
+}
+
+static void block(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
   int32_t made[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64))), *const sums = rows->sums ? rows->sums : made;
-  const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
+  const int n = rows->terms.rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
   int left = 0; /* there are columns whose epilogue is to come */
   for (int at = 0; at < ASPEN_NR; at += WIDTH) {
     if (column + at >= last || column + at + WIDTH <= first) continue;
-    const int8_t *b = (const int8_t *)panel + INT8_HEADER + at * INT8_GROUP;
     const int32_t *header = (const int32_t *)panel + at;
-    if (!rows->sums) {
-#if ROWS_WITH
-      multiply_fn *const *by_rows = job->with ? multiply_with : multiply_without;
-#else
-      multiply_fn *const *by_rows = multiply_without;
-#endif
-      by_rows[n - 1](job, rows, b, sums + at);
-    }
+    if (!rows->sums) FN(int8_sums)(job, &rows->terms, panel, at, (int)(last - column - at), sums);
     if (side_by_side && column >= first && column + ASPEN_NR <= last) {
       straight_for(job, rows)(job, rows, header, column + at, sums + at);
       continue;
@@ -406,6 +418,18 @@ void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *pane
     for (int64_t j = first; j < last; j++) ((int32_t *)rows->out[r])[j * stride] = sums[r * ASPEN_NR + j - column];
 }
 
+void FN(int8_block)(const int8_job *job, const int8_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
+  if (!rows->residual[0] || job->residual_type == ASPEN_DT_F32) {
+    block(job, rows, panel, column, first, last);
+    return;
+  }
+  float values[MM_MAX_ROWS][ASPEN_NR] __attribute__((aligned(64))) = {{0}};
+  int8_rows wide = *rows;
+  widen_residual(job, rows, column, first, last, values);
+  for (int r = 0; r < rows->terms.rows; r++) wide.residual[r] = values[r] - column;
+  block(job, &wide, panel, column, first, last);
+}
+
 /* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
 INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
 
@@ -418,27 +442,39 @@ static int within_bytes(const int8_job *job) {
          (vround(vset1(high / job->scale)) + vset1(job->zero))[0] >= job->lowest + 255;
 }
 
+void FN(int8_scale)(int8_job *job, uint8_t dtype, double scale, int64_t zero) {
+  job->dtype = dtype, job->scale = (float)scale;
+  job->reciprocal = 1.0f / job->scale;
+  job->reciprocal_rest = (float)(1.0 / job->scale - job->reciprocal);
+  job->zero = (float)zero;
+  job->lowest = dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
+  job->divide = !invertible(job->scale);
+  job->unit = job->scale == 1.0f;
+  job->quick = !job->divide && (job->unit || quick_scale(job->scale)) && zero >= -QUICK_ZERO && zero <= QUICK_ZERO;
+}
+
 int FN(int8_open)(int8_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
                   int64_t zeros, const int64_t *last) {
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
-  *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
+  *job = (int8_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0,
                     .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA),
                     .amx = aspen_isa_amx(OWN_ISA, 0), .runs = {1, 1}};
   if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
     return ASPEN_KERNEL_BAD_ARGUMENT;
   const aspen_arg *operands[] = {bias, residual, factor};
-  for (int i = 0; i < 3; i++)
-    if (operands[i]->dtype && (operands[i]->dtype != ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = 0; i < 3; i++) {
+    const int known = operands[i]->dtype == ASPEN_DT_F32 || (operands[i] == residual && (residual->dtype == ASPEN_DT_I8 || residual->dtype == ASPEN_DT_U8));
+    if (operands[i]->dtype && (!known || out->dtype == ASPEN_DT_I32)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  }
+  double residual_scale;
+  memcpy(&residual_scale, last + 6, sizeof residual_scale);
+  job->residual_scale = (float)residual_scale, job->residual_zero = (int32_t)last[7];
+  job->residual_type = (uint8_t)residual->dtype, job->residual_stride = residual->dtype ? residual->strides[axis] : 1;
   job->most = job->amx ? MM_ROWS : job->with ? ROWS_WITH : ROWS_WITHOUT;
-  job->reciprocal = 1.0f / job->scale;
-  job->reciprocal_rest = (float)(1.0 / job->scale - job->reciprocal);
-  job->zero = (float)last[5];
-  job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
-  job->divide = !invertible(job->scale);
-  job->quick = !job->divide && quick_scale(job->scale) && last[5] >= -QUICK_ZERO && last[5] <= QUICK_ZERO;
+  FN(int8_scale)(job, out->dtype, scale, last[5]);
   job->finish = (mm_job){.out_stride = out->strides[axis], .bias_stride = bias->dtype ? bias->strides[bias->rank > 1 ? axis : 0] : 1,
-                         .residual_stride = residual->dtype ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
+                         .residual_stride = residual->dtype == ASPEN_DT_F32 ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
   const int error = FN(mm_prepare)(&job->finish, last);
   const epilogue *e = &job->finish.epilogue;
   job->levelled = e->kind == EPILOGUE_FAKE_QUANTIZE && invertible(e->a) && e->b > -FAR_LEVEL / 2 && e->b < FAR_LEVEL / 2;
