@@ -218,8 +218,8 @@ class Runtime:
                 often. A model with open dimensions is planned at its first request then, and so is one whose inputs are not all numbers.
             precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
                 bf16 and sum in f32, where the processor has AVX512_BF16. Results that they read may be stored as bf16. "auto": the fastest
-                of these whose error on `samples` is at most `within`. The model is loaded and measured in each; `Model.precision_choice` says
-                what was found.
+                of these whose error on `samples` is at most `within`. The model is loaded and measured in each, and
+                `Model.precision_choice` says what was found.
             winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and
                 Strassen's for products. Results differ from direct ones by rounding.
             accuracy: How much error such algorithms may add to that of direct sums: "strict", at most 1.5 times; "default", at most 4
