@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aspen_mp.bench import models
+from aspen_mp.bench.models.text import TextOptions
+from aspen_mp.bench.models.zoo import entry_of
 from aspen_mp.client.trials.difference import Difference
 from aspen_mp.shm.errors import UnsupportedModelError
 
@@ -52,7 +54,8 @@ def judge(
 ) -> dict[str, Accuracy]:
     """The accuracy of each engine, by label. Files lie in `folder` for a while."""
     exact = _float64(case) if inputs else None
-    judges = {seat.label: _Judge() for seat in seats}
+    text = entry_of(case.network).options is TextOptions
+    judges = {seat.label: _Judge(text) for seat in seats}
     for k in range(inputs):
         advance(f"{case.label}: errors, {k + 1} of {inputs} inputs")
         feeds = models.inputs(case.network, seed=_FIRST_SEED + k, batch=case.batch, seq=case.seq, **_sizes(case))
@@ -92,9 +95,10 @@ def _answer(seat: Seat, folder: Path) -> list[Array] | None:
 
 
 class _Judge:
-    """The comparisons of one engine."""
+    """The comparisons of one engine. `text`: outputs of two dimensions are features of a text, and not scores of classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: bool) -> None:
+        self._text = text
         self._exact: list[Difference] = []
         self._other: list[Difference] = []
 
@@ -107,6 +111,8 @@ class _Judge:
                 kept.extend(Difference() for _ in reference)
             for difference, value, wanted in zip(kept, got, reference, strict=True):
                 difference.add(value.astype(np.float64), np.asarray(wanted).astype(np.float64))
+                if self._text and value.ndim == 2:
+                    difference.agreed = difference.rows = 0
 
     def verdict(self) -> Accuracy:
         error = max((each.error for each in self._exact), default=None)

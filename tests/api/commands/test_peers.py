@@ -224,6 +224,18 @@ def test_engines_are_judged_by_the_network_in_floats(tmp_path: Path) -> None:
         assert engine.accuracy.error < 1e-5
 
 
+def test_features_of_texts_are_no_classes(tmp_path: Path) -> None:
+    small = ",".join(f"{key}={value}" for key, value in models.miniature("bert_base").items())
+    file = tmp_path / "report.json"
+    arguments = [f"bert_base@seq=16,{small}", "--engines", "onnxruntime", "-t", "1", "--rounds", "1", "--seconds", "0.01"]
+    done = cli("bench", "peers", *arguments, "--inputs", "1", "-o", file, "--keep-disturbed")
+    assert done.returncode == 0, done.stderr
+    (engine,) = record.load(file, PeersResult).result.cases[0].engines
+    assert engine.accuracy is not None
+    assert engine.accuracy.error is not None
+    assert engine.accuracy.top1 is None
+
+
 def test_engines_as_they_come(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     arguments = ["tcn@seq=64", "--engines", "onnxruntime,aspen-mp,openvino", "-t", "1", "--rounds", "1", "--seconds", "0.01"]
