@@ -100,6 +100,10 @@ def _stored_products(graph: Graph, request: PassRequest) -> None:
     quantization.multiply_stored(graph, sums_bytes=request.asked.instructions.sums_bytes)
 
 
+def _averages_of_bytes(graph: Graph, request: PassRequest) -> None:
+    byte_arithmetic.average_bytes(graph, request.asked.instructions.sums_bytes)
+
+
 def _own_outputs(graph: Graph, request: PassRequest) -> None:
     cleanup.own_outputs(graph, request.outputs)
 
@@ -151,6 +155,7 @@ PASSES: Final[Sequence[Pass]] = (
     _rewrite(merge.merge_products),
     _rewrite(prologues.fuse_prologues),
     Pass("pointwise and depthwise", "kernels", _depthwise, STACKING, "stack"),
+    Pass("averages of bytes", "kernels", _averages_of_bytes, FUSING),
     _rewrite(byte_epilogues.drop_limits),
     _rewrite(integer_products.fuse_levels),
     _rewrite(byte_epilogues.join_bytes),

@@ -121,10 +121,10 @@ def _count(rewriter: Rewriter, node: Node) -> None:
         np.dtype(np.float32),
         data=np.ones((1,) * len(node.output.shape), np.float32),
     )
-    factor, bias = _by(inputs[FACTOR] or one, unit), None if inputs[_BIAS] is None else _by(inputs[_BIAS], unit)
-    if factor is None or (bias is None and inputs[_BIAS] is not None):
-        return
-    inputs[FACTOR], inputs[_BIAS] = factor, bias
+    for place, given in ((FACTOR, inputs[FACTOR] or one), (_BIAS, inputs[_BIAS])):
+        if given is not None and (counted := _by(given, unit)) is None:
+            return
+        inputs[place] = None if given is None else counted
     if residual is not None:
         changed["residual_scale"] = node.attrs["residual_scale"] / unit
     rewriter.replace(node, node.op, inputs, {**node.attrs, **changed})

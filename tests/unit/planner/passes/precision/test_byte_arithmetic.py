@@ -67,3 +67,25 @@ def test_others_stay(other: str) -> None:
     more = [net("Neg", total)] if other == "reader" else []
     q = net("Cast", levels(net, total, U8, 0.05)[2], to=TensorProto.FLOAT)
     assert "QBINARY" not in ops(check(net, q, *more, tolerance=1e-5, scale=1.0, reference=True))
+
+
+@pytest.mark.parametrize("kind", [U8, I8])
+@pytest.mark.parametrize(
+    ("attrs", "bytes_"),
+    [
+        ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}, True),
+        ({"kernel_shape": [2, 2], "strides": [2, 2]}, True),
+        ({"kernel_shape": [2, 3], "strides": [2, 1], "pads": [1, 0, 0, 2], "count_include_pad": 1}, True),
+        ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, False),
+        ({"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1, "count_include_pad": 1}, False),
+        ({"kernel_shape": [10, 9]}, False),
+    ],
+    ids=str,
+)
+def test_averages(kind: type, attrs: dict[str, object], bytes_: bool) -> None:
+    net = Net(opset=21, x=(2, 35, 12, 14))
+    y = net("AveragePool", data(net, "x", kind), **attrs)
+    q = net("Cast", levels(net, y, kind, 0.05)[2], to=TensorProto.FLOAT)
+    nodes = check(net, q, tolerance=1.0, scale=1.0, reference=True)[:-1]  # an average may lie between two levels
+    assert ("QDWCONV" in ops(nodes), "POOL" in ops(nodes)) == (bytes_, not bytes_)
+    assert nodes[-1].output.dtype == kind
