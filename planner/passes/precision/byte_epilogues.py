@@ -61,7 +61,7 @@ def join_bytes(graph: Graph) -> None:
 
 
 def stored(rewriter: Rewriter, x: Tensor | None) -> Stored | None:
-    """What DEQUANTIZE makes x of."""
+    """Return the bytes that DEQUANTIZE makes x of."""
     back = rewriter.made_by(x, "DEQUANTIZE")
     if back is None or back.inputs[0] is None or back.inputs[0].dtype not in _BYTES:
         return None
