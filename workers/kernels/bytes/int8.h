@@ -102,7 +102,7 @@ void FN(int8_strip)(int8_job *job, int rows, const uint8_t *a, const char *panel
 void FN(int8_sums)(const int8_job *job, const int8_terms *terms, const char *panel, int at, int columns, int32_t *sums);
 
 /* Whether int8_levels serves the job, for rows that share zero point, bias and factor. */
-int FN(int8_levelled)(const int8_job *job);
+int FN(int8_has_levels)(const int8_job *job);
 /* Gathers what a panel's columns need. bias, factor: of column 0, or NULL. zero: of the rows. */
 void FN(int8_gather)(int8_columns *to, const int8_job *job, const char *panel, int64_t column, int64_t first, int64_t last, const float *bias,
                      const float *factor, uint32_t zero);

@@ -7,7 +7,7 @@
 #define MOST_FACTOR 0.25f       /* sums are within 2^31, so their product with it … */
 #define MOST_BIAS 268435456.0f /* … and what is added are together less than integers hold */
 
-int FN(int8_levelled)(const int8_job *job) {
+int FN(int8_has_levels)(const int8_job *job) {
   const mm_job *f = &job->finish;
   const epilogue *e = &f->epilogue;
   const int rounded = job->levelled && e->a == 1.0f && e->residual_last && job->residual_type;
@@ -29,7 +29,7 @@ void FN(int8_gather)(int8_columns *to, const int8_job *job, const char *panel, i
   }
 }
 
-/* Copies n <= 2 * ASPEN_NR bytes, as few pieces that overlap. */
+/* Copies n bytes in few pieces, which may overlap. */
 INLINE void copy_short(char *to, const char *from, int64_t n) {
 #define PIECES(SIZE)                                                                                                               \
   if (n >= SIZE) {                                                                                                                 \

@@ -147,7 +147,7 @@ int FN(qconv)(const aspen_call *c) {
 
   const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
   /* of the next panel, which each block brings nearer */
-  const int alike = int8_one_factor(out, factor), levels = alike && FN(int8_levelled)(&job);
+  const int alike = int8_one_factor(out, factor), levels = alike && FN(int8_has_levels)(&job);
   const int64_t residual_step = residual->dtype ? residual->strides[3] : 0;
   const int64_t groups = p.runs * job.groups, share = all > 1 ? job.panel / all / 64 * 64 : 0, next_step = groups ? share / groups : 0;
   int32_t sums[AMX_STRIP * ASPEN_NR] __attribute__((aligned(64))), *made = NULL;

@@ -314,7 +314,7 @@ static void open_output(output *o, const aspen_arg *out, const aspen_arg *bias, 
     rows->bias[r] = o->bias, rows->factor[r] = (const float *)factor->ptr, rows->residual[r] = NULL;
     rows->zero[r] = zero, rows->rest[r] = 0;
   }
-  o->direct = rows->alike && !residual->dtype && FN(int8_levelled)(&o->job);
+  o->direct = rows->alike && !residual->dtype && FN(int8_has_levels)(&o->job);
 }
 
 /* Columns [first, last) of a panel of weights that begins at `column`. */
