@@ -60,11 +60,17 @@ def average_bytes(graph: Graph, sums_bytes: bool) -> None:
 
 
 def _averages(node: Node) -> bool:
-    """Whether it averages small windows of images, each of as many elements."""
+    """Whether it averages small windows of images, each of as many elements. Windows of whole images change with them: one plan for many
+    sizes has no weights for those."""
     if node.op != "POOL" or node.attrs["mode"] != "average" or len(node.inputs) != 1 or len(node.output.shape) != 4 or not no_act(node):
         return False
     kernel, pads, x = node.attrs["kernel"], node.attrs["pads"], node.inputs[0]
-    if x is None or kernel[0] * kernel[1] > _MOST_AVERAGED or not (node.attrs["count_include_pad"] or not any(pads)):
+    if (
+        x is None
+        or kernel[0] * kernel[1] > _MOST_AVERAGED
+        or tuple(kernel) == x.shape[2:]
+        or not (node.attrs["count_include_pad"] or not any(pads))
+    ):
         return False
     reach = [(node.output.shape[2 + k] - 1) * node.attrs["strides"][k] + (kernel[k] - 1) * node.attrs["dilations"][k] + 1 for k in (0, 1)]
     return all(reach[k] <= x.shape[2 + k] + pads[k] + pads[2 + k] for k in (0, 1))

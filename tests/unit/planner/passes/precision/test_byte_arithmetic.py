@@ -89,3 +89,9 @@ def test_averages(kind: type, attrs: dict[str, object], bytes_: bool) -> None:
     nodes = check(net, q, tolerance=1.0, scale=1.0, reference=True)[:-1]  # an average may lie between two levels
     assert ("QDWCONV" in ops(nodes), "POOL" in ops(nodes)) == (bytes_, not bytes_)
     assert nodes[-1].output.dtype == kind
+
+
+def test_averages_of_whole_images_serve_all_sizes() -> None:
+    net = Net(opset=21, x=(2, 35, 5, 6))
+    q = net("Cast", levels(net, net("GlobalAveragePool", data(net, "x")), U8, 0.05)[2], to=TensorProto.FLOAT)
+    assert "POOL" in ops(check(net, q, tolerance=1.0, scale=1.0, reference=True))
