@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -244,11 +245,12 @@ def test_engines_as_they_come(tmp_path: Path) -> None:
     (case,) = record.load(file, PeersResult).result.cases
     assert case.failed == {}
     by = {engine.engine: engine for engine in case.engines}
-    assert list(by) == ["onnxruntime", "aspen-mp", rounds.OURS_BF16, "openvino"]
+    installed = ["openvino"] if find_spec("openvino") else []
+    assert list(by) == ["onnxruntime", "aspen-mp", rounds.OURS_BF16, *installed]
     assert by["aspen-mp"].settings.endswith("defaults")
     assert "bf16" in by[rounds.OURS_BF16].settings
     assert by["onnxruntime"].settings == "defaults"
-    assert by["openvino"].settings.startswith("defaults, which give ")
+    assert all(by[label].settings.startswith("defaults, which give ") for label in installed)
     errors = {label: engine.accuracy.error for label, engine in by.items() if engine.accuracy and engine.accuracy.error is not None}
     assert errors["aspen-mp"] < 1e-5
     assert (errors[rounds.OURS_BF16] > 1e-4) == local_rates.fast_pairs()
