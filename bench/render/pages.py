@@ -337,7 +337,8 @@ def readme(published: Sequence[Published]) -> str:
     first = of(published, "peers")[0]
     record = first.record
     caption = (
-        f"{record.machine.name}, {record.result.cases[0].threads} threads, float32, one request at a time. Below 1, aspen-mp is faster."
+        f"{record.machine.name}, {record.result.cases[0].threads} threads, float32, one request at a time. Below 1, aspen-mp is faster.\n"
+        "OpenVINO takes bf16 by itself where processors have it: [runtimes as they come](docs/benchmarks/networks.md)."
     )
     return "\n\n".join(
         [
