@@ -163,6 +163,7 @@ class DataMemory:
         """Returns the segments that hold nothing."""
         with self._lock:
             unused = {i: self._free.pop(i) for i in [i for i, free in self._free.items() if free.unused]}
+            self._leave -= unused.keys()  # the next segment may get such a number
         for index, free in unused.items():  # without the lock: others need not wait for the planner process
             free.segment.close()
             self._drop(index)

@@ -35,9 +35,11 @@ ISA_FLAGS = {
 ISA = _kernels.isas()[0]
 WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/CMakeLists.txt)
 FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter", "gridsample"]
-FAMILIES += ["roialign", "deform", "trees", "scores", "svm", "dgemm", "unary", "softmax", "qdwconv", "int8", "mm", "isa"]
+FAMILIES += ["roialign", "deform", "trees", "scores", "svm", "dgemm", "unary", "softmax", "qdwconv", "int8", "int8_levels"]
+FAMILIES += ["bdwconv", "mm", "isa"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
 SCRATCH = ["dwconv", "topk", "roialign", "act", "functions", "trees", "scores", "svm", "dgemm", "unary", "qdwconv", "int8", "mm"]
+SCRATCH += ["int8_levels", "bdwconv"]
 """Which ask for scratch in the portable build, and what those call there."""
 WATCHDOG_S = 120
 ROUNDS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
@@ -167,7 +169,7 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         bytes_of = rng.integers(0, 256, (n, h, w, c)).astype(np.uint8).transpose(0, 3, 1, 2)
         panels = rng.integers(-9, 9, (-(-c // 32), 3 + -(-kh // 4) * kw, 32, 4)).astype(np.int8)
         for to in (np.zeros((n, oh, ow, c), np.uint8).transpose(0, 3, 1, 2), odd(n, c, oh, ow)):
-            yield "QDWCONV", [to, bytes_of, panels, bias, None, None, np.ones(1, np.uint8)], [1, *window[1:], 0, 0, 0, 0, 1.5, 3]
+            yield "QDWCONV", [to, bytes_of, panels, bias, None, None, np.ones(1, np.uint8)], [1, *window[1:], 0, 0, 0, 0, 1.5, 3, 1.0, 0]
         times = int(rng.integers(1, 4))
         last = np.ascontiguousarray(rng.integers(-2, 3, (n, h, w, c)).astype(np.float32)).transpose(0, 3, 1, 2)
         target = np.zeros((n, oh, ow, times * c), np.float32).transpose(0, 3, 1, 2)

@@ -26,8 +26,9 @@ class Segments:
         segment = Segment.create("data", nbytes, memfd=True)
         segment.close_fd()
         self.made += 1
-        self.live[self.made] = segment
-        return self.made, segment
+        index = next(i for i in range(1, self.made + 1) if i not in self.live)  # as the planner process numbers them
+        self.live[index] = segment
+        return index, segment
 
     def drop(self, index: int) -> None:
         del self.live[index]
@@ -59,6 +60,19 @@ def test_what_can_be_had_at_once():
     free.set()
     thread.join()
     assert pool.has(left)
+    pool.close()
+
+
+def test_the_number_of_a_segment_that_was_left_comes_again():
+    segments = Segments()
+    pool = memory.DataMemory(segments.make, segments.drop)
+    kept, large = pool.allocate(1000), memory.LEAST_LEFT + memory.MOST_UNUSED
+    span = pool.allocate(large)
+    pool.give_back(span)
+    assert span.index in pool.sparse()
+    pool.trim()
+    assert pool.allocate(large).index == span.index
+    assert kept.index != span.index
     pool.close()
 
 
