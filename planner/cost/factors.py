@@ -27,5 +27,5 @@ WHOLE_VECTORS_INTEL: Final[Factors] = (
     | {"WINO 1x4": 1.23, "WINO 4x1": 1.18, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
     | {"WINO 2x2": 1.02, "WINO 3x3": 0.98, "WINO 4x4": 1.02, "WINO 5x5": 1.15, "WINO 6x6": 1.25}
 )
-BYTES: Final = ("QGEMM", "QMATMUL", "QCONV", "QDWCONV")
-"""Products of bytes, which take longer where no instruction sums four of them."""
+BYTES: Final = ("QGEMM", "QMATMUL", "QCONV", "QDWCONV", "LOOKUP")
+"""Kernels that take longer where the processor has no instructions for products of bytes and for tables of them."""

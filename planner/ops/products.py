@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -225,7 +225,8 @@ def bytes_and_scales(call: Call, last: int) -> None:
     need(out.dtype != I32 or call.params[last] == UNARY["IDENTITY"], "activation", call.params[last], "none where the output is the sums")
 
 
-def _qgemm_checks(call: Call) -> None:
+def _matrices_of_bytes(call: Call, panels: Callable[[int, int], Sequence[int]]) -> None:
+    """Checks that products of matrices of bytes share. `panels`: the shape of B, of its terms and columns."""
     out, a, b = call.out.shape, call.input(0), call.input(1)
     in_range(call, 0, "zeros", 0, 2)
     bytes_and_scales(call, 1)
@@ -233,22 +234,17 @@ def _qgemm_checks(call: Call) -> None:
     ranked(a, len(out), "input 0")
     depth = a.shape[-1]
     shaped(a, (*out[:-1], depth), "shape of input 0")
-    shaped(b, packed_bytes(depth, out[-1]), "shape of input 1")
+    shaped(b, tuple(panels(depth, out[-1])), "shape of input 1")
     for i in range(2, 6):
         shaped(call.optional(i), out, f"shape of input {i}")
+
+
+def _qgemm_checks(call: Call) -> None:
+    _matrices_of_bytes(call, packed_bytes)
 
 
 def _qmatmul_checks(call: Call) -> None:
-    out, a, b = call.out.shape, call.input(0), call.input(1)
-    in_range(call, 0, "zeros", 0, 2)
-    bytes_and_scales(call, 1)
-    need(len(out) >= 2, "rank of the output", len(out), "at least 2")
-    ranked(a, len(out), "input 0")
-    depth = a.shape[-1]
-    shaped(a, (*out[:-1], depth), "shape of input 0")
-    shaped(b, (*out[:-2], *run_time_panels(depth, out[-1])), "shape of input 1")
-    for i in range(2, 6):
-        shaped(call.optional(i), out, f"shape of input {i}")
+    _matrices_of_bytes(call, lambda depth, columns: (*call.out.shape[:-2], *run_time_panels(depth, columns)))
 
 
 def _qpack_checks(call: Call) -> None:
@@ -348,6 +344,23 @@ IN_BYTES = (
 BYTES = "act(factor * sums + bias + residual) in f32; as bytes, that over the scale and rounded, plus the zero point; or the sums in i32"
 _COST = Cost(_gemm_flops, tiles=TileModel.PRODUCT, residual_ns=RESIDUAL_NS, hides=True)
 
+_QGEMM = OpSpec(
+    name="QGEMM",
+    inputs=(
+        replace(A, about="[…, M, K], bytes"),
+        Input("weights", "see `packed_bytes`", packed=True),
+        BIAS,
+        RESIDUAL,
+        Input("factor", "of the sums", True, Seen.OUTPUT),
+        Input("zero", "of A, one a row", True, Seen.OUTPUT),
+    ),
+    params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
+    region=_qgemm_region,
+    checks=_qgemm_checks,
+    kind=Kind.PRODUCT,
+    batch_rank=3,
+    cost=replace(_COST, item=1),
+)
 SPECS = (
     OpSpec(
         name="GEMM",
@@ -386,39 +399,13 @@ SPECS = (
         batch_rank=3,
         cost=replace(_COST, unpacked=lambda node: UNPACKED_HALVES if node.attrs["bits"] == 16 else UNPACKED, scratch=_gemm_scratch),
     ),
-    OpSpec(
-        name="QGEMM",
-        inputs=(
-            replace(A, about="[…, M, K], bytes"),
-            Input("weights", "see `packed_bytes`", packed=True),
-            BIAS,
-            RESIDUAL,
-            Input("factor", "of the sums", True, Seen.OUTPUT),
-            Input("zero", "of A, one a row", True, Seen.OUTPUT),
-        ),
-        params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
-        region=_qgemm_region,
-        checks=_qgemm_checks,
-        kind=Kind.PRODUCT,
-        batch_rank=3,
-        cost=replace(_COST, item=1),
-    ),
-    OpSpec(
+    _QGEMM,
+    replace(
+        _QGEMM,
         name="QMATMUL",
-        inputs=(
-            replace(A, about="[…, M, K], bytes"),
-            Input("b", "QPACK of […, K, N]"),
-            BIAS,
-            RESIDUAL,
-            Input("factor", "of the sums", True, Seen.OUTPUT),
-            Input("zero", "of A, one a row", True, Seen.OUTPUT),
-        ),
-        params=(ZEROS, replace(ACT, about=BYTES), LAST, *IN_BYTES),
+        inputs=(_QGEMM.inputs[0], Input("b", "QPACK of […, K, N]"), *_QGEMM.inputs[2:]),
         region=_qmatmul_region,
         checks=_qmatmul_checks,
-        kind=Kind.PRODUCT,
-        batch_rank=3,
-        cost=replace(_COST, item=1),
     ),
     OpSpec(
         name="QPACK",
