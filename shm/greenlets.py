@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import select
 import sys
-import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import sockets, threads
 
-_LOCK: Final = threading.Lock
+_LOCK: Final = threads.Lock
 """The maker of locks of modules that were imported with this one."""
 
 Start = Callable[[Callable[[], object], tuple[()]], int]
@@ -41,7 +41,7 @@ def greenlets() -> Greenlets | None:
         RequestError: Threads were patched after this package had been imported, so that some of its locks stop all greenlets.
     """
     found = _patched()
-    if found is not None and threading.Lock is not _LOCK:
+    if found is not None and threads.Lock is not _LOCK:
         raise RequestError(
             "threads were patched (gevent.monkey.patch_all, eventlet.monkey_patch) after aspen_mp had been imported. Patch them first: at "
             "the top of the program, or of gunicorn.conf.py with gunicorn --preload"
@@ -49,15 +49,15 @@ def greenlets() -> Greenlets | None:
     return found
 
 
-def readable(descriptors: Collection[int], timeout: float | None) -> set[int]:
+def readable(watched: Collection[int], timeout: float | None) -> set[int]:
     """Sleep until one of the descriptors is readable. Return those that are: none after `timeout` seconds."""
     patched = _patched()
-    make = select.poll if patched is None else patched.poll
+    make = sockets.poll if patched is None else patched.poll
     if make is None:
         assert patched is not None
-        return set(patched.select(descriptors, (), (), timeout)[0])
+        return set(patched.select(watched, (), (), timeout)[0])
     poll = make()
-    for descriptor in descriptors:
+    for descriptor in watched:
         poll.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import threading
 from typing import Final
 
 from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.system import threads
 
 OPENING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a file that is there cannot be opened."""
@@ -21,7 +21,7 @@ def is_scarce(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SCARCE)
 
 
-def start_thread(thread: threading.Thread) -> None:
+def start_thread(thread: threads.Thread) -> None:
     """Starts it. ResourceLimitError where no thread can be had: Python says so by a bare RuntimeError."""
     try:
         thread.start()

@@ -25,6 +25,7 @@ import posix_ipc
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
+from aspen_mp.system import descriptors, filesystem, processes, randomness
 
 __all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "reserve_for", "shm_free", "spacious"]
 
@@ -51,7 +52,7 @@ def format_bytes(n: int) -> str:
 def shm_free() -> int:
     """Bytes free in /dev/shm (0 where there is none)."""
     try:
-        s = os.statvfs(_SHM_DIR)
+        s = filesystem.statvfs(_SHM_DIR)
     except OSError:
         return 0
     return s.f_bavail * s.f_frsize
@@ -96,7 +97,7 @@ def memory_left() -> tuple[int, str]:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as f:
+        with filesystem.open(path) as f:
             return f.read()
     except OSError:
         return ""
@@ -154,7 +155,7 @@ class Segment:
         try:
             segment = cls(fd, role, nbytes, writable=True, memfd=memfd)
         except OSError as e:
-            os.close(fd)
+            descriptors.close(fd)
             raise _no_space(role, nbytes, e) from e
         _control.write_magic(segment.buf, role)
         return segment
@@ -165,7 +166,7 @@ class Segment:
         `reserved` is the second half. ResourceLimitError when there is not enough memory."""
         nbytes = _checked(role, nbytes, holes)
         try:
-            return os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), nbytes
+            return descriptors.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), nbytes
         except OSError as e:
             raise _no_space(role, nbytes, e) from e
 
@@ -173,7 +174,7 @@ class Segment:
     def reserved(cls, fd: int, role: str, nbytes: int, error: int) -> Segment:
         """The segment of a descriptor of `create_elsewhere`, which it owns. `error`: what `reserve_for` has returned."""
         if error:
-            os.close(fd)
+            descriptors.close(fd)
             raise _no_space(role, nbytes, OSError(error, os.strerror(error)))
         return cls._stamped(fd, role, nbytes, memfd=True)
 
@@ -183,15 +184,15 @@ class Segment:
 
         `check` False: the first line is not looked at, because others who may not be believed can write there (`CLIENTS_WRITE`)."""
         try:
-            st = os.fstat(fd)
+            st = descriptors.fstat(fd)
             if not stat.S_ISREG(st.st_mode) or st.st_size < mmap.PAGESIZE:
                 raise ProtocolError(f"descriptor {fd} is not a shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
             segment = cls(fd, role, st.st_size, writable=writable, memfd=False)
         except OSError as e:
-            os.close(fd)
+            descriptors.close(fd)
             raise ProtocolError(f"cannot map the {role} segment received as descriptor {fd}: {e}") from e
         except ProtocolError:
-            os.close(fd)
+            descriptors.close(fd)
             raise
         try:
             if check:
@@ -216,7 +217,7 @@ class Segment:
     def close_fd(self) -> None:
         """Closes the descriptor, keeps the mapping."""
         if self.fd >= 0:
-            os.close(self.fd)
+            descriptors.close(self.fd)
             self.fd = -1
 
     def close(self) -> None:
@@ -246,7 +247,7 @@ def _create_shm(role: str, nbytes: int) -> int:
     try:
         reserve(fd, nbytes)
     except OSError:
-        os.close(fd)
+        descriptors.close(fd)
         raise
     return fd
 
@@ -254,7 +255,7 @@ def _create_shm(role: str, nbytes: int) -> int:
 def _nameless() -> int:
     """A file of /dev/shm that has no name and can get none; -1 where its file system has no such files."""
     try:
-        return os.open(_SHM_DIR, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return descriptors.open(_SHM_DIR, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}:
             return -1
@@ -264,7 +265,7 @@ def _nameless() -> int:
 def _named(role: str) -> int:
     """One that had a name for a moment."""
     for _ in range(_NAME_ATTEMPTS):
-        name = f"/aspen-{os.getuid()}-{os.urandom(8).hex()}-{role}"
+        name = f"/aspen-{processes.getuid()}-{randomness.urandom(8).hex()}-{role}"
         try:
             shm = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError:
@@ -273,7 +274,7 @@ def _named(role: str) -> int:
             raise OSError(getattr(e, "errno", None) or errno.ENOSYS, f"shm_open: {e}") from e
         try:
             shm.unlink()
-            os.set_inheritable(shm.fd, False)
+            descriptors.set_inheritable(shm.fd, False)
         except OSError:
             shm.close_fd()
             raise
@@ -282,10 +283,10 @@ def _named(role: str) -> int:
 
 
 def _create_memfd(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
-    fd = os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = descriptors.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     error = reserve_for(fd, nbytes, holes)
     if error:
-        os.close(fd)
+        descriptors.close(fd)
         raise OSError(error, os.strerror(error))
     return fd
 
@@ -295,7 +296,7 @@ def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> 
     write to read-only for the next worker. 0, or the number of the error."""
     try:
         reserve(fd, nbytes, holes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        descriptors.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as e:
         return e.errno or errno.ENOMEM
     return 0
@@ -323,7 +324,7 @@ def _no_space(role: str, nbytes: int, e: OSError) -> ResourceLimitError:
             f"no descriptor for the {role} segment of {format_bytes(nbytes)} ({e.strerror}): close some, or raise the limit (ulimit -n)"
         )
     try:
-        s = os.statvfs(_SHM_DIR)
+        s = filesystem.statvfs(_SHM_DIR)
         have = f"{_SHM_DIR} has {format_bytes(s.f_bavail * s.f_frsize)} free of {format_bytes(s.f_blocks * s.f_frsize)}"
         advice = s.f_blocks * s.f_frsize + 2 * nbytes
     except OSError:

@@ -6,13 +6,12 @@ needs them.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import CLIENTS_WRITE, Segment
+from aspen_mp.system import descriptors, processes, signals, sockets
 from aspen_mp.workers import _dse, process, wire
 
 TYPE_CHECKING = False  # typing's costs as much to import as the rest of this file
@@ -30,7 +29,7 @@ _ROLE_NAMES = {number: name for name, number in _control.ROLES.items()}
 class WorkerProcess:
     """Engine, socket to the planner process, and the segments mapped so far."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: sockets.socket) -> None:
         self._sock = sock
         self._segments: dict[int, Segment] = {}
         self._cache: OpaqueCache | None = None
@@ -39,7 +38,7 @@ class WorkerProcess:
             raise EOFError
         process.set_name(f"aspen-w{row}")
         if cpu >= 0:
-            os.sched_setaffinity(0, {cpu})
+            processes.sched_setaffinity(0, {cpu})
         self._control = Segment.from_fd(fds[0], "control", writable=True)
         self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
         self._control.close_fd()
@@ -73,7 +72,7 @@ class WorkerProcess:
                 self._engine.map(a, name, segment.mapping)
             elif kind == wire.BORROW and len(fds) == 1:
                 self._segments[a].mapping.borrow(role, fds[0], where, *wire.LENGTH.unpack(text))
-                os.close(fds[0])
+                descriptors.close(fds[0])
             elif kind == wire.DETACH:
                 self._engine.unmap(a)
                 if a in self._segments:  # else it could not be sent to this worker, and nobody has it
@@ -121,19 +120,19 @@ def _reached(a: int, seq: int) -> bool:
 def main(argv: list[str]) -> NoReturn:
     """``argv``: process id of the planner process. Descriptor 3 is the socket to it."""
     process.set_oom_score(OOM_SCORE)
-    sock = socket.socket(fileno=SOCKET_FD)
+    sock = sockets.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
     work(int(argv[0]), sock)
 
 
-def work(parent: int, sock: socket.socket) -> NoReturn:
+def work(parent: int, sock: sockets.socket) -> NoReturn:
     """The life of a worker, a child of the planner process `parent`."""
     process.die_with(parent)
     process.one_thread()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.signal(signal.SIGINT, signal.SIG_IGN)
     status = 1
     try:
-        wire.send(sock, wire.HELLO, os.getpid())
+        wire.send(sock, wire.HELLO, processes.getpid())
         WorkerProcess(sock).run()
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -144,4 +143,4 @@ def work(parent: int, sock: socket.socket) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # nothing here needs an orderly interpreter shutdown, and this is faster
+        processes._exit(status)  # nothing here needs an orderly interpreter shutdown, and this is faster

@@ -8,16 +8,23 @@ import signal
 from contextlib import suppress
 from itertools import pairwise
 
+from aspen_mp.system import descriptors, filesystem, processes, signals
+from aspen_mp.workers import _process
 from aspen_mp.workers._process import faults_tell_scarcity, set_death_signal, set_name
 
-__all__ = ["die_with", "faults_tell_scarcity", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
+TYPE_CHECKING = False  # typing costs more to import than the rest of this file
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+__all__ = ["die_with", "faults_tell_scarcity", "fork_sibling", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
 
 
 def die_with(parent: int) -> None:
     """SIGKILL for this process when the thread that started it ends; at once if its parent is no longer `parent`."""
     set_death_signal()
-    if os.getppid() != parent:
-        os._exit(0)
+    if processes.getppid() != parent:
+        processes._exit(0)
 
 
 _limit = 0
@@ -28,10 +35,10 @@ def limit_memory(nbytes: int) -> None:
     global _limit  # noqa: PLW0603
     _limit = nbytes
     with suppress(OSError, ValueError):
-        with open("/proc/self/statm") as file:
+        with filesystem.open("/proc/self/statm") as file:
             held = int(file.read().split()[5]) * resource.getpagesize()
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (held + nbytes if most < 0 else min(held + nbytes, most), most))
+        most = processes.getrlimit(resource.RLIMIT_DATA)[1]
+        processes.setrlimit(resource.RLIMIT_DATA, (held + nbytes if most < 0 else min(held + nbytes, most), most))
 
 
 def memory_limit() -> int:
@@ -41,7 +48,7 @@ def memory_limit() -> int:
 
 def set_oom_score(score: int) -> None:
     """How willingly the kernel kills this process when memory runs out, -1000 … 1000; raising needs no privilege."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), filesystem.open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))
 
 
@@ -51,24 +58,34 @@ def one_thread() -> None:
         os.environ[variable] = "1"
 
 
+def fork_sibling(child: Callable[[], NoReturn]) -> None:
+    """Fork a child of this process's parent, which runs `child` and nothing else. For processes of one thread.
+
+    Raises:
+        OSError: The system has no process to give.
+    """
+    if _process.fork_sibling() == 0:
+        child()
+
+
 def keep_only(fds: set[int]) -> None:
     """In a forked child: closes every descriptor but these and the standard ones. A copy of somebody's socket would hide from the other
     end that its owner hung up; a copy of a lock would hold it."""
     try:
-        there = [int(entry) for entry in os.listdir("/proc/self/fd")]
+        there = [int(entry) for entry in filesystem.listdir("/proc/self/fd")]
     except OSError:  # not one descriptor more can be had, not even for this list
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        most = processes.getrlimit(resource.RLIMIT_NOFILE)[1]
         for low, high in pairwise([*sorted({2, *fds}), most]):
-            os.closerange(low + 1, high)
+            descriptors.closerange(low + 1, high)
         return
     for fd in there:
         if fd > 2 and fd not in fds:
             with suppress(OSError):
-                os.close(fd)
+                descriptors.close(fd)
 
 
 def plain_signals() -> None:
     """In a forked child: the parent's handlers of signals must not run in this process."""
-    signal.set_wakeup_fd(-1)
+    signals.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+        signals.signal(number, signal.SIG_DFL)

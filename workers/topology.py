@@ -17,7 +17,6 @@ very file through the same mount. It never reports that `cpuset.cpus.effective` 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from types import MappingProxyType
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.scarcity import OPENING
 from aspen_mp.shm.words import count
+from aspen_mp.system import processes
 
 # A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker.
 # The kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of an awaited tile.
@@ -230,7 +230,7 @@ class LimitsReader:
 
     def read(self, affinity: Iterable[int] | None = None) -> Limits:
         """The present limits. `affinity` replaces the process's own mask (tests)."""
-        mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
+        mask = set(processes.sched_getaffinity(0) if affinity is None else affinity)
         online = set(_cpus(self._base / "sys/devices/system/cpu/online")) or mask
         paths = _text(self._base / "proc/self/cgroup")
         if paths != self._paths or not self._cgroups:  # moved to another cgroup: where its folders are takes a look at all mounts

@@ -7,9 +7,10 @@ that sees the number change reads packets until it has the `SYNC` that reaches i
 from __future__ import annotations
 
 import array
-import os
 import socket
 import struct
+
+from aspen_mp.system import descriptors, sockets
 
 SETUP = (
     1  # row, cpu (-1: not pinned); descriptors of control segment, doorbell page, and the eventfd to write to when parked for a recovery
@@ -30,12 +31,12 @@ _HEAD = struct.Struct("<IqqQ")
 MAX_TEXT = 16384
 
 
-def send(sock: socket.socket, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+def send(sock: sockets.socket, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([_HEAD.pack(kind, a, b, c), text[:MAX_TEXT]], ancillary, socket.MSG_NOSIGNAL)
 
 
-def receive(sock: socket.socket) -> tuple[int, int, int, int, bytes, list[int]]:
+def receive(sock: sockets.socket) -> tuple[int, int, int, int, bytes, list[int]]:
     """(kind, a, b, c, text, descriptors). Raises EOFError when the other end is gone."""
     data, ancillary, _, _ = sock.recvmsg(_HEAD.size + MAX_TEXT, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
@@ -44,6 +45,6 @@ def receive(sock: socket.socket) -> tuple[int, int, int, int, bytes, list[int]]:
             fds.frombytes(payload)
     if len(data) < _HEAD.size:
         for fd in fds:
-            os.close(fd)
+            descriptors.close(fd)
         raise EOFError
     return (*_HEAD.unpack_from(data), data[_HEAD.size :], list(fds))

@@ -8,13 +8,12 @@ is none, workers are started as new programs.
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import socket
+from contextlib import suppress
 
+from aspen_mp.system import descriptors, processes, signals, sockets
 from aspen_mp.workers import main as worker
 from aspen_mp.workers import process, wire
-from aspen_mp.workers._process import fork_sibling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,22 +22,22 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> NoReturn:
     """As a program: ``argv`` and descriptor 3 as for a worker."""
-    sock = socket.socket(fileno=worker.SOCKET_FD)
+    sock = sockets.socket(fileno=worker.SOCKET_FD)
     sock.set_inheritable(False)
     serve(int(argv[0]), sock)
 
 
-def serve(parent: int, sock: socket.socket) -> NoReturn:
+def serve(parent: int, sock: sockets.socket) -> NoReturn:
     """Forks a worker for each FORK packet until the other end, the planner process `parent`, hangs up."""
     status = 1
     try:
         process.die_with(parent)
         process.set_name("aspen-zygote")
         process.set_oom_score(worker.OOM_SCORE)  # its workers'
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.signal(signal.SIGINT, signal.SIG_IGN)
         gc.collect()
         gc.freeze()  # what is here stays shared with the workers
-        wire.send(sock, wire.HELLO, os.getpid())
+        wire.send(sock, wire.HELLO, processes.getpid())
         while True:
             kind, _, _, _, _, fds = wire.receive(sock)
             if kind == wire.FORK and len(fds) == 1:
@@ -46,15 +45,14 @@ def serve(parent: int, sock: socket.socket) -> NoReturn:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0
     finally:
-        os._exit(status)
+        processes._exit(status)
 
 
-def _fork(parent: int, sock: socket.socket, fd: int) -> None:
-    try:
-        child = fork_sibling()
-    except OSError:
-        child = -1  # who asked finds the worker's socket closed
-    if child == 0:
+def _fork(parent: int, sock: sockets.socket, fd: int) -> None:
+    def child() -> NoReturn:
         sock.close()
-        worker.work(parent, socket.socket(fileno=fd))
-    os.close(fd)
+        worker.work(parent, sockets.socket(fileno=fd))
+
+    with suppress(OSError):  # who asked finds the worker's socket closed
+        process.fork_sibling(child)
+    descriptors.close(fd)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import os
-import threading
-import time
 from collections.abc import Callable
 from itertools import count
+
+from aspen_mp.system import clock, processes, threads
 
 Late = Callable[[], None]
 
@@ -19,20 +18,20 @@ class Deadlines:
         self._begin()
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threads.Condition()
         self._numbers = count()
         self._times: list[tuple[float, int]] = []  # a heap; of numbers that are not in `_late` any more too
         self._late: dict[int, Late] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
 
     def add(self, seconds: float, late: Late) -> Callable[[], None]:
         """Calls `late()` in `seconds` seconds, from another thread. What is returned takes that back."""
         with self._changed:
             number = next(self._numbers)
             self._late[number] = late
-            heapq.heappush(self._times, (time.monotonic() + seconds, number))
+            heapq.heappush(self._times, (clock.monotonic() + seconds, number))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="aspen-mp deadlines", daemon=True)
+                self._thread = threads.Thread(target=self._run, name="aspen-mp deadlines", daemon=True)
                 self._thread.start()
             elif self._times[0][1] == number:
                 self._changed.notify()
@@ -49,7 +48,7 @@ class Deadlines:
             with self._changed:
                 while self._times and self._times[0][1] not in self._late:
                     heapq.heappop(self._times)
-                left = self._times[0][0] - time.monotonic() if self._times else None
+                left = self._times[0][0] - clock.monotonic() if self._times else None
                 if left is None or left > 0:
                     self._changed.wait(left)
                     continue
@@ -59,4 +58,4 @@ class Deadlines:
 
 
 deadlines = Deadlines()
-os.register_at_fork(after_in_child=deadlines._begin)
+processes.register_at_fork(after_in_child=deadlines._begin)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from aspen_mp.client.deadlines import deadlines
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestTimeout
+from aspen_mp.system import threads
 
 if TYPE_CHECKING:
     from aspen_mp.client.loop_results import LoopResults
@@ -70,7 +70,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         self.began = 0  # of `_tally.now`
         self.planning = False  # there is no plan for the request yet
         self.over = False  # the model's: it has been told that the request has ended
-        self._first = threading.Lock()  # held from the first answer on: a result, an error, a time limit, `cancel`
+        self._first = threads.Lock()  # held from the first answer on: a result, an error, a time limit, `cancel`
         self._unlimited: Callable[[], None] | None = None  # takes the time limit back
 
     def limit(self, seconds: float, late: Callable[[], BaseException]) -> None:

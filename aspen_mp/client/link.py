@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
-import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import aspen_mp
 from aspen_mp.client.reconnect import Reconnects
 from aspen_mp.shm.errors import AspenError, QueueFull, RuntimeLost
+from aspen_mp.system import clock, processes, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +35,11 @@ class Link:
         self._max_queued = max_queued
         self.limit = max_queued or 0
         """Requests of this process that may wait for workers: the lower one of its own limit and the runtime's. 0: no limit."""
-        self.admission = threading.Lock()
+        self.admission = threads.Lock()
         """Held while a request is admitted, where their number is limited."""
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-        self._counting = threading.Lock()
+        self._counting = threads.Lock()
         if session is not None:
             self._note_limit(session)
             session.when_stopping(self._teller())
@@ -55,7 +53,7 @@ class Link:
         session = self._session
         if session is not None and not self._to_replace(session):
             return session
-        if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+        if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - clock.monotonic())):
             raise RuntimeLost(
                 "the runtime was lost, and no other one of its name started in the time given. Start one, or wait longer (wait_s)"
             )
@@ -189,9 +187,9 @@ class Link:
 
     def _after_fork(self) -> None:
         """The session is the parent's, the lock may be held for ever."""
-        self._lock = threading.Lock()
-        self._counting = threading.Lock()
-        self.admission = threading.Lock()
+        self._lock = threads.Lock()
+        self._counting = threads.Lock()
+        self.admission = threads.Lock()
         self._reviver = None if self._reviver is None else self._reviver.forked()
         session, self._session = self._session, None
         if session is not None:
@@ -213,7 +211,7 @@ class Handle(Protocol):
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 _by_address: weakref.WeakValueDictionary[str, Link] = weakref.WeakValueDictionary()
-_by_address_lock = threading.Lock()
+_by_address_lock = threads.Lock()
 
 
 def to(address: str, named: tuple[str, float] | None = None) -> Link:
@@ -233,9 +231,9 @@ def _close_all() -> None:
 
 def _after_fork() -> None:
     global _by_address_lock  # noqa: PLW0603
-    _by_address_lock = threading.Lock()
+    _by_address_lock = threads.Lock()
     for link in list(_links):
         link._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+processes.register_at_fork(after_in_child=_after_fork)

@@ -5,12 +5,12 @@ A session's resolver thread sleeps without the GIL. Where a loop alone waits, it
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from aspen_mp.system import descriptors, threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,7 +40,9 @@ class LoopResults:
         self._fd = -1
         self.loop = loop
         self._session = weakref.ref(session)
-        self._fd = os.dup(session.channel.event())  # its own: one that is closed while it is watched would spoil the next of its number
+        self._fd = descriptors.dup(
+            session.channel.event()
+        )  # its own: one that is closed while it is watched would spoil the next of its number
         loop.add_reader(self._fd, self._arrived)
 
     def _arrived(self) -> None:
@@ -65,7 +67,7 @@ class LoopResults:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            descriptors.close(fd)
 
     def __del__(self) -> None:
         self._close()  # a loop that is closed watches nothing
@@ -77,7 +79,7 @@ async def arrival(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
     import asyncio
 
     waiter: asyncio.Future[T] = loop.create_future()
-    thread = threading.get_ident()
+    thread = threads.get_ident()
 
     def settle(done: Future[T]) -> None:
         if waiter.done():
@@ -90,7 +92,7 @@ async def arrival(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
             waiter.set_result(done.result())
 
     def ended(done: Future[T]) -> None:  # refers to no future: they would keep results until the garbage is collected
-        if threading.get_ident() == thread:
+        if threads.get_ident() == thread:
             settle(done)
             return
         with suppress(RuntimeError):  # the loop has been closed: nobody waits

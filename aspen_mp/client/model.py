@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
@@ -24,6 +23,7 @@ from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import RequestError, RequestTimeout
+from aspen_mp.system import clock
 
 if TYPE_CHECKING:
     from aspen_mp.client.trials.choice import Choice
@@ -139,7 +139,7 @@ class Model(Submission):
             timeout = arguments.seconds("timeout", timeout)
         if urgency.drops:
             timeout = _sooner(timeout, urgency)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         began = self._begins(deadline)
         try:
             results = self._answer(feeds, outputs, urgency, timeout, deadline)

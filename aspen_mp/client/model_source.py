@@ -13,6 +13,7 @@ from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.shm.errors import ModelParseError, RuntimeLost
 from aspen_mp.shm.words import a
+from aspen_mp.system import descriptors, filesystem
 
 if TYPE_CHECKING:
     import onnx
@@ -67,7 +68,7 @@ class ModelSource:
 
 def _stamp(path: str) -> file_stamp.Stamp:
     try:
-        return file_stamp.of_contents(os.stat(path))
+        return file_stamp.of_contents(filesystem.stat(path))
     except OSError:
         return ()
 
@@ -76,7 +77,7 @@ def _memfd(data: bytes) -> Memfd:
     file = Memfd("aspen-model")
     view = memoryview(data)
     while view:
-        view = view[os.write(file.fd, view) :]
+        view = view[descriptors.write(file.fd, view) :]
     return file
 
 

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aspen_mp.system import filesystem, processes
+
 _BINDS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _LIBRARIES = ("libgomp", "libiomp5", "libomp")
 
@@ -17,16 +19,16 @@ _LIBRARIES = ("libgomp", "libiomp5", "libomp")
 @contextmanager
 def unbound() -> Iterator[None]:
     """Within, the calling thread may run on all CPUs that the OpenMP libraries of this process deal out, if one of them has bound it."""
-    bound = os.sched_getaffinity(0)
+    bound = processes.sched_getaffinity(0)
     places = _places() if any(name in os.environ for name in _BINDS) else []
     if bound not in places:  # not bound, or by somebody else, who meant it
         yield
         return
-    os.sched_setaffinity(0, set().union(*places))
+    processes.sched_setaffinity(0, set().union(*places))
     try:
         yield
     finally:
-        os.sched_setaffinity(0, bound)
+        processes.sched_setaffinity(0, bound)
 
 
 def _places() -> list[set[int]]:
@@ -44,6 +46,6 @@ def _places() -> list[set[int]]:
 
 
 def _loaded() -> set[str]:
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+    with filesystem.open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/" in line}
     return {path for path in paths if os.path.basename(path).startswith(_LIBRARIES)}

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
-import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 import aspen_mp
 from aspen_mp.client.restart import Reviver
 from aspen_mp.control.wire import run_directory
 from aspen_mp.shm.errors import ProtocolError, RuntimeLost, RuntimeNotFound, RuntimeStopping
+from aspen_mp.system import clock, descriptors, sockets, threads
 
 if TYPE_CHECKING:
     from aspen_mp.client.session import Session
@@ -50,13 +48,13 @@ class Reconnects(Reviver):
         self._missed = 0.0
         if lost is not None:
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            threading.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
+            threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
         return session
 
     def _since(self, lost: Session | None) -> float:
         if lost is not None and lost.gone_at:
             return lost.gone_at
-        self._missed = self._missed or time.monotonic()
+        self._missed = self._missed or clock.monotonic()
         return self._missed
 
     def _connect(self, deadline: float) -> Session:
@@ -65,7 +63,7 @@ class Reconnects(Reviver):
         missed: RuntimeLost | None = None
         stop = self._begin_wait()
         try:
-            for sock in arrivals.sockets(self._name, deadline, stop):
+            for sock in arrivals.connections(self._name, deadline, stop):
                 try:
                     return self._greet(sock, deadline)
                 except RuntimeLost as error:  # it stops, or ended while it started: another one may follow
@@ -74,13 +72,13 @@ class Reconnects(Reviver):
             self._end_wait()
         raise missed or RuntimeNotFound(f"no runtime named {self._name!r} is running")
 
-    def _greet(self, sock: socket.socket, deadline: float) -> Session:
+    def _greet(self, sock: sockets.socket, deadline: float) -> Session:
         """A session on this socket or on a new one: on a busy machine either side may be late with its greeting."""
         from aspen_mp.client.session import Session
 
         for attempt in itertools.count(1):
             try:
-                return Session(sock, aspen_mp.__version__, max(ANSWER_S, deadline - time.monotonic()))
+                return Session(sock, aspen_mp.__version__, max(ANSWER_S, deadline - clock.monotonic()))
             except (RuntimeLost, ProtocolError) as error:
                 if isinstance(error, RuntimeStopping) or attempt == MOST_GREETINGS:
                     raise
@@ -96,18 +94,18 @@ class Reconnects(Reviver):
         with self._lock:
             if self.given_up:
                 raise RuntimeLost("the runtime is closed. Open another one with Runtime or connect")
-            self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._stop = descriptors.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             return self._stop
 
     def _end_wait(self) -> None:
         with self._lock:
             stop, self._stop = self._stop, None
             if stop is not None:
-                os.close(stop)
+                descriptors.close(stop)
 
     def _away(self, error: Exception, since: float) -> RuntimeLost:
         away = RuntimeLost(
-            f"the runtime {self._name!r} has been gone for {max(0.0, time.monotonic() - since):.1f} s and has not come back "
+            f"the runtime {self._name!r} has been gone for {max(0.0, clock.monotonic() - since):.1f} s and has not come back "
             f"(wait_s={self._wait_s:g}): {error}. Requests go on as soon as a runtime of that name runs"
         )
         away.wait_s, away.begun = self._wait_s, False
@@ -123,4 +121,4 @@ class Reconnects(Reviver):
         super().close()
         with self._lock:
             if self._stop is not None:
-                os.eventfd_write(self._stop, 1)
+                descriptors.eventfd_write(self._stop, 1)

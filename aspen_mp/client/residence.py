@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from aspen_mp.client.link import Link
 from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests.stage_tree import StageTree
@@ -13,6 +11,7 @@ from aspen_mp.client.signature import Signature
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.system import threads
 
 
 class Residence:
@@ -44,7 +43,7 @@ class Residence:
         self.own: StageTree | None = None
         self._signature = signature
         self._requests = requests
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         if not elsewhere:
             self.own = self._new_tree(way.session())
 
@@ -110,7 +109,7 @@ class Residence:
         self.own = None
         self.source = self.source if self.link.revives else None
         self._requests = requests
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
     def travels(self) -> tuple[str, protocol.Loaded, tuple[str, float] | None, ModelSource | None]:
         """What an unpickled handle needs to know: address, description, name of the runtime, source."""

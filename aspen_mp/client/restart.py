@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
+from aspen_mp.system import clock, descriptors, processes, threads
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +51,7 @@ class OwnServer:
     def session(self) -> Session:
         """Starts the planner process and connects."""
         self.pid, sock = self._start(self.restarts)
-        self._began = time.monotonic()
+        self._began = clock.monotonic()
         try:
             from aspen_mp.client.session import Session
 
@@ -73,16 +72,16 @@ class OwnServer:
         """In place of a session whose planner process is gone: another one. RuntimeLost where that does not help."""
         why: AspenError = lost.error or RuntimeLost("the runtime is lost")
         while True:
-            self._quick = self._quick + 1 if time.monotonic() - self._began < STEADY_S else 1
+            self._quick = self._quick + 1 if clock.monotonic() - self._began < STEADY_S else 1
             if self._quick > MOST_RESTARTS:
                 raise RuntimeLost(
                     f"{why}. It was restarted {self.restarts} times, the last {MOST_RESTARTS} of them in quick succession, so it stays down"
                 )
             if self._quick > 1:
-                time.sleep(min(MOST_DELAY_S, 0.01 * 2**self._quick))
+                clock.sleep(min(MOST_DELAY_S, 0.01 * 2**self._quick))
             with contextlib.suppress(ProcessLookupError):
                 if self.pid:
-                    os.kill(self.pid, signal.SIGKILL)  # or it may live, and only its socket be gone
+                    processes.kill(self.pid, signal.SIGKILL)  # or it may live, and only its socket be gone
             self.end()
             self.restarts += 1
             try:
@@ -94,7 +93,7 @@ class OwnServer:
                 with contextlib.suppress(RuntimeLost):  # it is seen by whoever uses the session next
                     session.resize(0, 0, self.total, [])
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            threading.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
+            threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
             return session
 
     def end(self) -> int:
@@ -104,15 +103,15 @@ class OwnServer:
             return 0
         pidfd = -1
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = processes.pidfd_open(pid)
             if not readable([pidfd], 10.0):
-                os.kill(pid, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                processes.kill(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(processes.waitpid(pid, 0)[1])
         except (ChildProcessError, ProcessLookupError):
             return 0
         finally:
             if pidfd >= 0:
-                os.close(pidfd)
+                descriptors.close(pidfd)
 
 
 class Reviver(ABC):
@@ -120,7 +119,7 @@ class Reviver(ABC):
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self.given_up = False
 
     @abstractmethod
@@ -168,7 +167,7 @@ class Restarts(Reviver):
         """As `OwnServer.again`; after it has failed, there are no more attempts. A runtime that is stopping is left to end first."""
         assert lost is not None
         self._awaited = lost
-        if not lost.lost and not lost.gone.wait(None if until is None else max(0.0, until - time.monotonic())):
+        if not lost.lost and not lost.gone.wait(None if until is None else max(0.0, until - clock.monotonic())):
             raise lost.stopping or RuntimeLost("the runtime is stopping")
         if self.given_up:
             raise RuntimeLost("the runtime is closed. Open another one with Runtime")

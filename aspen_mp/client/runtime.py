@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from aspen_mp.planner.job.options import ACCURACIES, OBJECTIVES, PRECISIONS, Acc
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
+from aspen_mp.system import descriptors, processes, threads
 
 if TYPE_CHECKING:
     import onnx
@@ -159,7 +159,7 @@ class Runtime:
     def _begin(self, way: Link) -> None:
         self._link = way
         way.holds(self)
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._closed = False
         self._unpickled = False
         self._life = None  # of all that happens up to the end
@@ -495,13 +495,13 @@ class Runtime:
         session = self._link.latest
         pid = self.own_pid or (session.welcome.pid if session is not None else self.pid)
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = processes.pidfd_open(pid)
         except (ProcessLookupError, ValueError):
             return
         try:
             readable([pidfd, fd] if fd >= 0 else [pidfd], None if timeout is None else max(0.0, timeout))
         finally:
-            os.close(pidfd)
+            descriptors.close(pidfd)
 
     def stop(self, *, drain: bool = False, grace_s: float = GRACE_S) -> None:
         """End the runtime for everybody who uses it, and close this handle.
@@ -574,7 +574,7 @@ class Runtime:
         """What the parent started is the parent's to end; this handle connects anew when it is used."""
         self._server = None
         self._life = None
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
 
 
 def _of_samples(model: object, precision: Wanted | None, samples: Given | None, within: float, load: Callable[[Precision], Model]) -> Model:

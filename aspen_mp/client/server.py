@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from aspen_mp.control.pool import core_leases
 from aspen_mp.control.wire.spawn import spawn
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
+from aspen_mp.system import sockets
 
 if TYPE_CHECKING:
     from aspen_mp.config import Profile
@@ -75,11 +75,11 @@ def workers_asked(n: int | None, cores: Sequence[int] | None) -> tuple[int, list
     return (len(cpus) or 1) if n is None else arguments.whole("n", n, 0, arguments.MOST_WORKERS), cpus
 
 
-def start(settings: Mapping[str, Any]) -> tuple[int, socket.socket]:
+def start(settings: Mapping[str, Any]) -> tuple[int, sockets.socket]:
     """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes.
     ResourceLimitError where there are too few descriptors, or there is too little memory, or no process may be started."""
     try:
-        ours, theirs = socket.socketpair()
+        ours, theirs = sockets.socketpair()
         try:
             with openmp.unbound():
                 pid = spawn("aspen_mp.control.boot", [json.dumps(dict(settings))], theirs, session=True)

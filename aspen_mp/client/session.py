@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +25,7 @@ from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeSt
 from aspen_mp.shm.greenlets import greenlets, readable
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import clock, descriptors, sockets, threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,19 +45,19 @@ class MemoryUser(Protocol):
 class Session:
     """One connection to one runtime. Any thread may use it."""
 
-    def __init__(self, sock: socket.socket, package: str, timeout: float | None, secret: str = "") -> None:
+    def __init__(self, sock: sockets.socket, package: str, timeout: float | None, secret: str = "") -> None:
         """`timeout`: of the handshake, in seconds. `secret`: what the other end has to know (`identity.proof`); empty where that is for the
         caller to judge. Raises what `ControlClient.handshake` does."""
         self.error: AspenError | None = None
         self.stopping: RuntimeStopping | None = None
         """Why no new requests are taken, once the runtime has announced its end; what is in flight goes on."""
-        self.gone = threading.Event()
+        self.gone = threads.Event()
         """Set when the runtime is lost, or this session was closed."""
         self.gone_at = 0.0
         """When that was, as `time.monotonic` says it."""
         self._told: Callable[[], None] | None = None
         self._quiet = False
-        self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
+        self._lock = threads.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
         try:
             self.control = ControlClient(sock, self._on_lost, self._on_stopping)
             welcome, fds = self.control.handshake(package, timeout, secret)
@@ -87,13 +84,13 @@ class Session:
         """When the resolver looks next for memory that no request needs, by `time.monotonic`. 0.0: there is none to look for."""
         self.held: dict[int, Region] = {}
         """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
-        self._scarce = threading.Condition()
+        self._scarce = threads.Condition()
         self.wanting = 0
         """Threads that sleep until there is a slot."""
         self._published: dict[int, Waiting] = {}
         self.queue: deque[Waiting] = deque()
         """Submitted requests that wait for a slot."""
-        self._resolver: threading.Thread | None = None
+        self._resolver: threads.Thread | None = None
         self._chores: list[Callable[[], None]] = []
         """What follows from requests of an event loop and may take long, so that it is the resolver's."""
         self._loop: weakref.ref[LoopResults] | None = None
@@ -253,7 +250,7 @@ class Session:
         if not self._look_at and self.memory.spans > self._kept() + 1:
             with self._lock, suppress(AspenError):
                 self._start_resolver()
-                self._look_at = time.monotonic() + LOOK_S
+                self._look_at = clock.monotonic() + LOOK_S
 
     def _kept(self) -> int:
         """Regions that wait for a request, at most one for each stage."""
@@ -276,7 +273,7 @@ class Session:
         with suppress(AspenError):
             self.memory.trim()
         again = leave or self.memory.spans > self._kept()
-        self._look_at = time.monotonic() + LOOK_S if again else 0.0
+        self._look_at = clock.monotonic() + LOOK_S if again else 0.0
 
     # ---- requests
 
@@ -514,7 +511,7 @@ class Session:
 
     def _start_resolver(self) -> None:
         if self._resolver is None:
-            resolver = threading.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
+            resolver = threads.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
             start_thread(resolver)
             self._resolver = resolver
 
@@ -547,7 +544,7 @@ class Session:
         for chore in chores:
             do(chore)
         tell(ended)
-        if self._look_at and time.monotonic() >= self._look_at and not done:
+        if self._look_at and clock.monotonic() >= self._look_at and not done:
             self.look()
         return not done
 
@@ -578,7 +575,7 @@ class Session:
         """Every request in flight, and every later one, ends with `error`."""
         with self._lock:
             if self.error is None:
-                self.gone_at = time.monotonic()
+                self.gone_at = clock.monotonic()
                 self.error = error
         self.gone.set()
         self.channel.lost()
@@ -590,7 +587,7 @@ class Session:
         self._closing = True
         self._fail(RuntimeLost("the runtime is closed. Open another one with Runtime or connect"))
         resolver = self._resolver
-        if resolver is not None and resolver is not threading.current_thread():
+        if resolver is not None and resolver is not threads.current_thread():
             resolver.join()
         self.control.close()
         self.memory.close()
@@ -610,8 +607,8 @@ class Session:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
         self.error = error
         self._look_at = 0.0
-        self._lock = threading.RLock()
-        self._scarce = threading.Condition()
+        self._lock = threads.RLock()
+        self._scarce = threads.Condition()
         self.wanting = 0
         self._resolver = None
         loop, self._loop = self._current_loop(), None
@@ -636,10 +633,10 @@ def _mapped(role: str, fds: list[int], *, writable: bool) -> Segment:
 def _contents(fds: list[int]) -> bytes:
     """Of the one file that came; closes it."""
     try:
-        size = os.fstat(fds[0]).st_size
+        size = descriptors.fstat(fds[0]).st_size
         data = b""
         while len(data) < size:
-            part = os.pread(fds[0], size - len(data), len(data))
+            part = descriptors.pread(fds[0], size - len(data), len(data))
             if not part:
                 break
             data += part

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import reprlib
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from aspen_mp.client.future import too_late
 from aspen_mp.shm.errors import RequestError, RuntimeLost
+from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,7 +65,7 @@ class _Item:
 
     @property
     def left(self) -> float | None:
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        return None if self.deadline is None else max(0.0, self.deadline - clock.monotonic())
 
     def error(self) -> BaseException | None:
         return self.future.exception(0)
@@ -128,7 +127,7 @@ class Terms:
 
     def deadline(self) -> float | None:
         """When the result of an item that is taken now is late, by `time.monotonic`."""
-        return None if self.timeout is None else time.monotonic() + self.timeout
+        return None if self.timeout is None else clock.monotonic() + self.timeout
 
     def late(self, item: _Item) -> _Item:
         """The item, which has failed because its result did not come in time."""
@@ -166,7 +165,7 @@ class Stream(Iterator[R]):
         self._done: SimpleQueue[_Item] = SimpleQueue()  # where results come in any order
         self._ended: SimpleQueue[None] = SimpleQueue()  # where they come in order and the first one waits for a plan
         self._next = 0
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._closed = False
         self._errors = 0
         self._progress = terms.shown(items)
@@ -454,11 +453,11 @@ class _Lines:
     """Progress as a line every `LINE_S` seconds, and one at the end: for logs."""
 
     def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
+        self._began = self._last = clock.monotonic()
         self._text = ""
 
     def tell(self, done: int, total: int | None) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         rate = done / max(1e-9, now - self._began)
         left = f", {timedelta(seconds=round((total - done) / rate))} left" if total is not None and done < total else ""
         self._text = f"{done}{'' if total is None else f' of {total}'} items, {rate:.1f}/s{left}"
@@ -499,10 +498,10 @@ class _Progress:
         bar = Progress(*columns, console=console)
         task = bar.add_task("", total=total, rate="")
         bar.start()
-        began = time.monotonic()
+        began = clock.monotonic()
 
         def tell(done: int, total: int | None) -> None:
-            bar.update(task, completed=done, rate=f"{done / max(1e-9, time.monotonic() - began):.1f}/s")
+            bar.update(task, completed=done, rate=f"{done / max(1e-9, clock.monotonic() - began):.1f}/s")
 
         return cls(tell, total, bar)
 

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import start_thread
+from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,14 +66,14 @@ class _Pipeline:
         self.networks = [source]
         self.model: Model | None = None
         self.error: BaseException | None = None
-        self.thread: threading.Thread | None = None
+        self.thread: threads.Thread | None = None
         self.runs = False
         self.calls = False
         """Whether its thread is in a function of the user's."""
         self.asked = ""
         self.counts = {"requests": 0, "results": 0, "skipped": 0, "late": 0, "missed": 0}
         self.latencies: deque[float] = deque(maxlen=_KEPT)
-        self.lock = threading.Lock()
+        self.lock = threads.Lock()
         self.began = self.ended = 0.0
 
     def named(self, model: Model, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,15 +119,15 @@ class Workload:
         self._load = load
         self._session = session
         self._scheduled: tuple[Session, int] | None = None
-        self._asking = threading.Lock()
+        self._asking = threads.Lock()
         arguments.one_of("objective", objective, OBJECTIVES)
         self._objective: Objective = objective
         self._networks: dict[str, Network] = {}
         self._pipelines: dict[str, _Pipeline] = {}
         self._folder: str | None = None
-        self._stopping = threading.Event()
+        self._stopping = threads.Event()
         self._started = False
-        self._changed = threading.Condition()
+        self._changed = threads.Condition()
         """Guards `runs` and `calls` of pipelines."""
 
     # ---- describing
@@ -271,7 +270,7 @@ class Workload:
             for pipeline in self._pipelines.values():
                 if pipeline.feeds is not None:
                     name = f"aspen-mp {pipeline.source.name}"
-                    thread = threading.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
+                    thread = threads.Thread(target=self._drive, args=(pipeline,), name=name, daemon=True)
                     start_thread(thread)
                     pipeline.thread = thread
         except BaseException:
@@ -348,7 +347,7 @@ class Workload:
             BaseException: What ended a pipeline early: an error of a request, of `feeds` or of `on_result`. The others go on.
             RequestError: It was called by `feeds` or `on_result`.
         """
-        if threading.current_thread() in self._threads():
+        if threads.current_thread() in self._threads():
             raise RequestError("feeds and on_result cannot wait for the workload that calls them. Call wait in another thread")
 
         def over() -> bool:
@@ -364,7 +363,7 @@ class Workload:
     def _failed(self) -> BaseException | None:
         return next((pipeline.error for pipeline in self._pipelines.values() if pipeline.error is not None), None)
 
-    def _threads(self) -> list[threading.Thread]:
+    def _threads(self) -> list[threads.Thread]:
         return [pipeline.thread for pipeline in self._pipelines.values() if pipeline.thread is not None]
 
     def status(self) -> list[dict[str, Any]]:
@@ -386,7 +385,7 @@ class Workload:
         `feeds` or `on_result` does not return within 2 s, its pipeline ends when it does. This method does not wait for that.
         """
         self._stopping.set()
-        if threading.current_thread() in self._threads():
+        if threads.current_thread() in self._threads():
             return
         left = USERS_S
         for pipeline in self._pipelines.values():
@@ -406,9 +405,9 @@ class Workload:
                 if not pipeline.calls:
                     self._changed.wait_for(lambda: pipeline.calls or not pipeline.runs)
                     continue
-                began = time.monotonic()
+                began = clock.monotonic()
                 returned = self._changed.wait_for(lambda: not pipeline.calls or not pipeline.runs, left)
-                left = max(0.0, left - (time.monotonic() - began))
+                left = max(0.0, left - (clock.monotonic() - began))
                 if not returned:
                     return 0.0
         if pipeline.thread is not None:
@@ -426,7 +425,7 @@ class Workload:
     def _drive(self, pipeline: _Pipeline) -> None:
         """Sends a pipeline's requests. What goes wrong ends this pipeline, and no other."""
         waiting: deque[tuple[float, Any]] = deque()
-        pipeline.began = pipeline.ended = time.monotonic()
+        pipeline.began = pipeline.ended = clock.monotonic()
         try:
             for due, feeds in self._due(pipeline):
                 while len(waiting) >= IN_FLIGHT[self._objective]:
@@ -473,7 +472,7 @@ class Workload:
                 pipeline.counts["missed"] += 1
             return
         with pipeline.lock:
-            pipeline.ended = time.monotonic()
+            pipeline.ended = clock.monotonic()
             took = pipeline.ended - due
             pipeline.counts["results"] += 1
             pipeline.counts["late"] += pipeline.every_s is not None and took > pipeline.every_s
@@ -489,9 +488,9 @@ class Workload:
         feeds = pipeline.feeds
         assert feeds is not None
         items = iter(feeds, None) if callable(feeds) else iter(feeds)
-        due = time.monotonic()
+        due = clock.monotonic()
         while not self._stopping.is_set():
-            now = time.monotonic()
+            now = clock.monotonic()
             if pipeline.every_s is not None:
                 missed = int((now - due) / pipeline.every_s) if now > due else 0
                 with pipeline.lock:

@@ -6,7 +6,6 @@ Only requests that differ in nothing but their number of rows are joined. A requ
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +19,7 @@ from aspen_mp.serving.repository.disk import Batching
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.telemetry.ledger import Field, Row
 from aspen_mp.shm.errors import QueueFull, RequestError
+from aspen_mp.system import clock
 
 Results = Mapping[str, npt.NDArray[Any]]
 
@@ -34,7 +34,7 @@ class _Batch:
 
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
-    since: int = field(default_factory=time.monotonic_ns)
+    since: int = field(default_factory=clock.monotonic_ns)
     traces: list[steps.StepTrace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 
@@ -101,7 +101,7 @@ class Batcher:
         calls = [(call, future) for call, future in batch.calls if not future.done()]  # of some the client has gone
         if not calls:
             return
-        self._counts.add(Field.QUEUED_NS, time.monotonic_ns() - batch.since)
+        self._counts.add(Field.QUEUED_NS, clock.monotonic_ns() - batch.since)
         for trace in batch.traces:
             trace.enter(steps.RUN, **steps.of_batch(batch.rows, len(batch.calls)))
         try:
@@ -148,7 +148,7 @@ class Batcher:
     async def _run_once(
         self, feeds: dict[str, npt.NDArray[Any]], outputs: list[str] | None, priority: str, deadline_ms: float | None
     ) -> Results:
-        began = time.monotonic_ns()
+        began = clock.monotonic_ns()
         results = await self._model.run_async(feeds, outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
-        self._counts.executed(next(iter(feeds.values())).shape[0], time.monotonic_ns() - began)
+        self._counts.executed(next(iter(feeds.values())).shape[0], clock.monotonic_ns() - began)
         return results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from typing import Final
 
@@ -11,6 +10,7 @@ import msgspec
 
 from aspen_mp.serving.memory.named import Named
 from aspen_mp.serving.repository.disk import Config
+from aspen_mp.system import sockets
 
 MOST_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -93,7 +93,7 @@ class Channel:
         self._writer = writer
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> Channel:
+    async def over(cls, sock: sockets.socket) -> Channel:
         sock.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         return cls(reader, writer)

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -32,6 +31,7 @@ from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
 from aspen_mp.serving.telemetry.ledger import Ledger
+from aspen_mp.system import signals, sockets
 from aspen_mp.workers import process
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class FrontEnd:
         hearing = asyncio.create_task(self._hear())
         try:
             await self._loaded.wait()  # not before: what it accepts, another front end could have answered
-            sockets = [socket.socket(fileno=fd) for fd in self._settings.sockets]
+            accepting = [sockets.socket(fileno=fd) for fd in self._settings.sockets]
             async with self._grpc():
                 self._listens.set()
-                await self._server.serve(sockets)
+                await self._server.serve(accepting)
         finally:
             for task in (hearing, applying):
                 task.cancel()
@@ -247,7 +247,7 @@ def _telemetry() -> Telemetry:
 
 
 async def _main(settings: Settings) -> None:
-    channel = await Channel.over(socket.socket(fileno=settings.channel))
+    channel = await Channel.over(sockets.socket(fileno=settings.channel))
     limits = settings.limits
     runtime = await asyncio.to_thread(aspen_mp.connect, settings.runtime, wait_s=limits.runtime_s, max_queued=limits.queued or None)
     try:
@@ -259,7 +259,7 @@ async def _main(settings: Settings) -> None:
 def main() -> None:
     settings = msgspec.json.decode(sys.argv[1], type=Settings)
     process.die_with(settings.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
+    signals.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
     import uvloop
 
     gc.freeze()  # imported modules are not garbage: to look through them takes a request's time many times over

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +29,7 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
 from aspen_mp.serving.telemetry import steps, triton_metrics
 from aspen_mp.serving.text import openai
+from aspen_mp.system import clock
 
 if TYPE_CHECKING:
     from aspen_mp.serving.telemetry.traces import HttpTrace, Telemetry
@@ -367,7 +367,7 @@ class Around:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began = time.perf_counter()
+        began = clock.perf_counter()
         status = sent = 0
         trace = None
         if self._telemetry is not None:
@@ -400,7 +400,7 @@ class Around:
             if trace is not None or self._log is not None:
                 if not status and exchange is not None:
                     status, sent = exchange.answered
-                self._tell(scope, status, sent, time.perf_counter() - began, trace)
+                self._tell(scope, status, sent, clock.perf_counter() - began, trace)
 
     def _tell(self, scope: Scope, status: int, sent: int, seconds: float, trace: HttpTrace | None) -> None:
         """Ends the request's span, and writes its line in the log."""

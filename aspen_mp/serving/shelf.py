@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -25,6 +24,7 @@ from aspen_mp.serving.text import embedder as text
 from aspen_mp.serving.text.embedder import Embedder
 from aspen_mp.shm.errors import AspenError, ConfigError, UnsupportedModelError
 from aspen_mp.shm.words import nearest
+from aspen_mp.system import clock
 
 Results = Mapping[str, npt.NDArray[Any]]
 
@@ -107,9 +107,9 @@ class Shelved:
             return await self._batcher.run(call, priority, deadline_ms)
         if (trace := steps.CURRENT.get()) is not None:
             trace.enter(steps.RUN, **steps.of_batch(_rows(call)))
-        began = time.monotonic_ns()
+        began = clock.monotonic_ns()
         results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
-        self.counts.executed(_rows(call), time.monotonic_ns() - began)
+        self.counts.executed(_rows(call), clock.monotonic_ns() - began)
         return results
 
 

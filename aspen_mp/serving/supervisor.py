@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +27,7 @@ from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.serving.telemetry.ledger import make as ledger_memory
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.words import count
+from aspen_mp.system import descriptors, processes, sockets
 
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
@@ -74,13 +74,13 @@ class Supervisor:
         runtime: aspen_mp.Runtime,
         keeper: Keeper,
         options: ServeOptions,
-        sockets: Sequence[socket.socket],
+        listening: Sequence[sockets.socket],
         watched: Sequence[Path],
     ) -> None:
         self._runtime = runtime
         self._keeper = keeper
         self._options = options
-        self._sockets = sockets
+        self._sockets = listening
         self._watched = watched
         self._front_ends: set[_FrontEnd] = set()
         self._stillborn = 0
@@ -104,7 +104,7 @@ class Supervisor:
                 self._watch(stack)  # before the first look, so that nothing is missed
             await self._settle()
             ledger = ledger_memory(self._options.front_ends)
-            stack.callback(os.close, ledger)
+            stack.callback(descriptors.close, ledger)
             for part in range(self._options.front_ends):
                 self._spawn(self._keep_front_end(ledger, part))
             self._spawn(self._keep_runtime())
@@ -240,7 +240,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
         try:
-            pidfd = os.pidfd_open(self._runtime.own_pid or await asyncio.to_thread(lambda: self._runtime.pid))
+            pidfd = processes.pidfd_open(self._runtime.own_pid or await asyncio.to_thread(lambda: self._runtime.pid))
         except (ProcessLookupError, RuntimeLost):
             return
         loop.add_reader(pidfd, lost.set)
@@ -251,7 +251,7 @@ class Supervisor:
             for wait in waits:
                 wait.cancel()
             loop.remove_reader(pidfd)
-            os.close(pidfd)
+            descriptors.close(pidfd)
 
     # ---- front ends
 
@@ -272,16 +272,16 @@ class Supervisor:
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
 
     async def _start(self, ledger: int, part: int) -> _FrontEnd:
-        ours, theirs = socket.socketpair()
-        sockets = [sock.fileno() for sock in self._sockets]
+        ours, theirs = sockets.socketpair()
+        accepting = [sock.fileno() for sock in self._sockets]
         options = self._options
         settings = Settings(
             runtime=self._runtime.name,
-            parent=os.getpid(),
+            parent=processes.getpid(),
             channel=theirs.fileno(),
             ledger=ledger,
             part=part,
-            sockets=sockets,
+            sockets=accepting,
             named=options.named,
             limits=options.limits,
             grace_s=options.grace_s,
@@ -295,7 +295,7 @@ class Supervisor:
             key=options.key,
         )
         command = python.command("aspen_mp.serving.front_end", msgspec.json.encode(settings).decode())
-        inherited = [theirs.fileno(), ledger, *sockets]
+        inherited = [theirs.fileno(), ledger, *accepting]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0, env={**ENVIRONMENT, **os.environ}
@@ -369,17 +369,17 @@ class Supervisor:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have
         for listener in self._sockets:
             refuse(listener)
-        processes = [each.process for each in self._front_ends]
+        running = [each.process for each in self._front_ends]
         for each in self._front_ends:
             each.channel.send(Finish())
         for listener in self._sockets:
             listener.close()  # front ends close theirs once nobody waits there
-        waits = [asyncio.ensure_future(process.wait()) for process in processes]
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
         if waits:
             _, late = await asyncio.wait(waits, timeout=self._options.grace_s + LATE_S)
             if late:
                 _say(f"{count(len(late), 'front end')} did not end in time and {'is' if len(late) == 1 else 'are'} killed")
-            for process in processes:
+            for process in running:
                 if process.returncode is None:
                     process.kill()
             await asyncio.gather(*waits)

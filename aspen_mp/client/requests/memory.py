@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment, spacious
+from aspen_mp.system import threads
 
 ALIGN = 64
 FIRST_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class DataMemory:
     def __init__(self, make: Callable[[int], tuple[int, Segment]], drop: Callable[[int], None]) -> None:
         self._make = make
         self._drop = drop
-        self._lock = threading.RLock()  # a region may come back wherever the garbage collector runs
+        self._lock = threads.RLock()  # a region may come back wherever the garbage collector runs
         self._free: dict[int, _Free] = {}
         self._leave: frozenset[int] = frozenset()
         self.spans = 0

@@ -7,8 +7,6 @@ stages a request runs, `stage_tree.py` says.
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +30,7 @@ from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _channel, _control
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.system import processes, threads
 
 _ERRORS: Final = _control.ERRORS
 _REASONS: Final = {
@@ -71,7 +70,7 @@ Regions whose outputs a forked child has too count for ever: nobody would say wh
 
 _numbers = itertools.count(1)
 _NOTHING: Final = np.empty(0, np.uint8)
-_regions = threading.RLock()
+_regions = threads.RLock()
 """Guards who holds regions, in all stages: one lock, for outputs end wherever the garbage collector runs, under any other stage's."""
 _stages: weakref.WeakSet[Stage] = weakref.WeakSet()
 
@@ -604,7 +603,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _regions  # noqa: PLW0603
-    _regions = threading.RLock()
+    _regions = threads.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+processes.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

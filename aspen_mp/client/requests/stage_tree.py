@@ -7,8 +7,6 @@ decide shapes.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +30,7 @@ from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import ModelInvalidError, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
+from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
     from aspen_mp.control.wire.client import ProgressCallback
@@ -83,7 +82,7 @@ class RequestStop:
     def __init__(self, session: Session, future: RequestFuture) -> None:
         self._session = session
         self._future = future
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._ticket = -1
         self._asked = False
 
@@ -118,7 +117,7 @@ class _Node:
     by_value: dict[tuple[bytes, ...], _Node] = field(default_factory=dict)
     stage: Stage | None = None
     next: dict[Key, _Node] = field(default_factory=dict)
-    planning: threading.Lock = field(default_factory=threading.Lock)
+    planning: threads.Lock = field(default_factory=threads.Lock)
     capacities: dict[str, int] = field(default_factory=dict)
     asked: bool = False
     """Whether requests that come here have to wait for a plan, or had to."""
@@ -163,7 +162,7 @@ class StageTree:
         self._buckets: dict[tuple[int, int], KnownBucket] = {}
         self._met = 0
         self._capacities: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
         self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
@@ -264,7 +263,7 @@ class StageTree:
     ) -> dict[str, Any]:
         """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
         self._check()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         known = dict(arrays)
         key = shape_key(known)
         node = self._find(self._roots.get(key) or self._root(key, known), known)
@@ -276,7 +275,7 @@ class StageTree:
             assert stage is not None
             if stop is not None:
                 stop.check()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             try:
                 results = stage.run(known, urgency, left, None, stop, borrow=borrow)
             except RequestTimeout:

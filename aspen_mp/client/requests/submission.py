@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.errors import DeadlineMissed, QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,7 +57,7 @@ class Submission:
         self.name = self._signature.model
         self._fast_path: FastPath | None = None  # of the stage that the last request ran
         self._requests = _tally.Requests()
-        self._counting = threading.Lock()  # guards `_parked`
+        self._counting = threads.Lock()  # guards `_parked`
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
         self._residence = Residence(way, loaded, self._signature, self._requests, source, elsewhere)
 
@@ -69,7 +68,7 @@ class Submission:
     def forked(self) -> None:
         """In a forked child: see `Residence.forked`."""
         self._fast_path = None
-        self._counting = threading.Lock()
+        self._counting = threads.Lock()
         gone, self._requests = self._requests.gone, _tally.Requests()
         if gone:
             self._requests.leaves()
@@ -99,7 +98,7 @@ class Submission:
             except RequestTimeout:
                 raise too_late(self.name, timeout) from None
             except RuntimeLost as lost:
-                if self._link.revives and deadline is not None and time.monotonic() >= deadline:
+                if self._link.revives and deadline is not None and clock.monotonic() >= deadline:
                     raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
                 losses = self._losses(losses, lost)
 
@@ -123,7 +122,7 @@ class Submission:
         self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, deadline: float | None
     ) -> dict[str, npt.NDArray[Any]]:
         tree = self._residence.tree(deadline)
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
         stage = tree.single(arrays)
         if stage is not None:
             self._fast_path = stage.fast_path

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import is_memory
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors, filesystem, threads
 
 PAGE: Final = max(_control.PAGE, mmap.PAGESIZE)
 BORROW_BYTES: Final = 1 << 20
@@ -44,7 +44,7 @@ class File:
     """A file in memory that part of this process's address space is mapped from, with a descriptor of our own."""
 
     def __init__(self, begin: int, end: int, offset: int, fd: int) -> None:
-        about = os.fstat(fd)
+        about = descriptors.fstat(fd)
         self.key = (about.st_dev, about.st_ino)
         self.begin = begin
         self.end = end
@@ -54,12 +54,12 @@ class File:
 
     def ended(self) -> None:
         """Nobody in this process maps it any more. Called by the garbage collector."""
-        os.close(self.fd)
+        descriptors.close(self.fd)
         for loans in list(self.loans):
             loans.file_ended(self.key)
 
 
-_files: weakref.WeakKeyDictionary[mmap.mmap, File | None] = weakref.WeakKeyDictionary()
+_files: weakref.WeakKeyDictionary[descriptors.mmap, File | None] = weakref.WeakKeyDictionary()
 
 
 def place(array: npt.NDArray[Any]) -> tuple[File, int] | None:
@@ -67,7 +67,7 @@ def place(array: npt.NDArray[Any]) -> tuple[File, int] | None:
     if not array.flags.c_contiguous:
         return None
     owner: Any = array
-    while not isinstance(owner, mmap.mmap):
+    while not isinstance(owner, descriptors.mmap):
         if isinstance(owner, np.ndarray):
             owner = owner.base
         elif isinstance(owner, memoryview):
@@ -90,7 +90,7 @@ def place(array: npt.NDArray[Any]) -> tuple[File, int] | None:
 
 def _find(at: int) -> File | None:
     """The shared mapping around an address, and a descriptor of its file: Python's mmap keeps one, if not under which number."""
-    with open("/proc/self/maps") as maps:
+    with filesystem.open("/proc/self/maps") as maps:
         for line in maps:
             span, permissions, offset, device, inode, *_ = line.split(maxsplit=5)
             begin, end = (int(part, 16) for part in span.split("-"))
@@ -101,18 +101,18 @@ def _find(at: int) -> File | None:
     if permissions[3] != "s" or inode == "0":
         return None
     wanted = (*(int(part, 16) for part in device.split(":")), int(inode))
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in filesystem.listdir("/proc/self/fd"):
         with suppress(OSError):
             # Another thread may close that number, or open something else under it, at any time: what counts is what we have got.
-            fd = fcntl.fcntl(int(entry), fcntl.F_DUPFD_CLOEXEC, 3)
+            fd = descriptors.fcntl(int(entry), fcntl.F_DUPFD_CLOEXEC, 3)
             try:
-                about = os.fstat(fd)
+                about = descriptors.fstat(fd)
                 if (os.major(about.st_dev), os.minor(about.st_dev), about.st_ino) == wanted and is_memory(fd):
                     file, fd = File(begin, end, int(offset, 16), fd), -1
                     return file
             finally:
                 if fd >= 0:
-                    os.close(fd)
+                    descriptors.close(fd)
     return None
 
 
@@ -164,7 +164,7 @@ class Loans:
     def __init__(self, make: Make, drop: Callable[[int], None]) -> None:
         self._make = make
         self._drop = drop
-        self._lock = threading.RLock()  # an output may end wherever the garbage collector runs
+        self._lock = threads.RLock()  # an output may end wherever the garbage collector runs
         self._idle: OrderedDict[Key, list[Loan]] = OrderedDict()
         self._all: weakref.WeakSet[Loan] = weakref.WeakSet()
         self._n = 0  # with those that are over, until the planner process has them back: it limits what all clients have together
@@ -174,10 +174,9 @@ class Loans:
         """A data segment of a page and `nbytes` in which `pieces` are borrowed; `owner` tells apart who keeps what in `Loan.region`.
         None where it cannot be had: then the inputs are copied. RequestError where a file has become shorter than its array."""
         for piece in pieces:
-            if os.fstat(piece.file.fd).st_size < piece.offset + piece.nbytes:
-                raise RequestError(
-                    f"the shared memory of an input has only {os.fstat(piece.file.fd).st_size} bytes, fewer than its array. Make it larger"
-                )
+            there = descriptors.fstat(piece.file.fd).st_size
+            if there < piece.offset + piece.nbytes:
+                raise RequestError(f"the shared memory of an input has only {there} bytes, fewer than its array. Make it larger")
         key = (owner, *(piece.key for piece in pieces))
         evicted: Loan | None = None
         with self._lock:
@@ -263,7 +262,7 @@ class Loans:
                         self._n -= 1
 
         with suppress(RuntimeError):  # the interpreter is going down, and all memory with it
-            threading.Thread(target=end, name="aspen-mp loans", daemon=True).start()
+            threads.Thread(target=end, name="aspen-mp loans", daemon=True).start()
 
     def _end(self, loan: Loan) -> None:
         loan.region = None
@@ -272,7 +271,7 @@ class Loans:
 
     def abandon(self) -> None:
         """In a forked child: they are the parent's, whose threads may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
         self._closed = True
 
     def close(self) -> None:

@@ -6,24 +6,24 @@ So a thread does it meanwhile: it holds no interpreter lock in the kernel.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import threads
 
 
 class Ahead:
     """One arena at most. Whoever forks takes it, or closes it, before: a thread does not come along."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._made: Segment | None = None
 
     def begin(self, nbytes: int) -> None:
         """An arena of `nbytes` bytes is likely to be wanted."""
         self.close()
-        thread = threading.Thread(target=self._make, args=(nbytes,), name="aspen-mp arena", daemon=True)
+        thread = threads.Thread(target=self._make, args=(nbytes,), name="aspen-mp arena", daemon=True)
         with suppress(RuntimeError):  # no thread: it is made when it is wanted
             thread.start()
             self._thread = thread

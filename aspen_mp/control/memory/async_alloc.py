@@ -14,6 +14,7 @@ from aspen_mp.control.wire.forked import FAILED, end, forked
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment, reserve_for
+from aspen_mp.system import descriptors
 
 AT_ONCE: Final = 16 << 20
 """Up to so many bytes are reserved here: that takes no longer than a fork."""
@@ -59,7 +60,7 @@ class AsyncAllocator:
         def reserve() -> int:
             status = reserve_for(fd, nbytes, holes)
             if status:
-                os.ftruncate(fd, 0)  # what there is of it is given back here, which takes time as well
+                descriptors.ftruncate(fd, 0)  # what there is of it is given back here, which takes time as well
             return status
 
         def ended(status: int) -> None:
@@ -77,7 +78,7 @@ class AsyncAllocator:
         try:
             pid = forked(self._loop, reserve, ended, "aspen-reserve", keep={fd}, oom_score=900)
         except OSError:
-            os.close(fd)
+            descriptors.close(fd)
             raise
         self._pids.add(pid)
 

@@ -3,12 +3,12 @@ tenth of a second a gigabyte. Neither the planner process nor a worker has that 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.control.wire.forked import forked
+from aspen_mp.system import descriptors
 
 
 class AsyncReleaser:
@@ -50,10 +50,14 @@ class AsyncReleaser:
             return
         ends = list[int]()
         try:
-            ends += os.pipe()
+            ends += descriptors.pipe()
             # It holds them until this process has closed its own, and with them the pipe.
             forked(
-                self._loop, lambda: len(os.read(ends[0], 1)), lambda status: self._next(), "aspen-release", keep={*self._waiting, ends[0]}
+                self._loop,
+                lambda: len(descriptors.read(ends[0], 1)),
+                lambda status: self._next(),
+                "aspen-release",
+                keep={*self._waiting, ends[0]},
             )
             self._busy = True
         except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from aspen_mp.control.wire.connection import Connection
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment, format_bytes
+from aspen_mp.system import descriptors
 
 MOST_BORROWING_BYTES: Final = 1 << 44
 """Most bytes that data segments with clients' memory in them take together. Other segments are as long as memory is. These are as long as a
@@ -97,7 +97,7 @@ class ClientMemory:
 
     def _add(self, client: Client, request: int, created: Segment, pieces: list[Borrowed]) -> None:
         """Takes the descriptors of `pieces` over, and empties it."""
-        fd, own = os.dup(created.fd), tuple(pieces)
+        fd, own = descriptors.dup(created.fd), tuple(pieces)
         pieces.clear()
         segment = self._segments.add("data", created.nbytes, fd, f"process {client.connection.pid}", own)
         try:

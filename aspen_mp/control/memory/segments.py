@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import is_memory
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class SegmentStore:
     def discard(self, nbytes: int, fd: int) -> None:
         """Closes what `withdraw` gave, which is not used again after all."""
         if nbytes <= LARGE:
-            os.close(fd)
+            descriptors.close(fd)
         else:
             self._releaser.release(fd)
 
@@ -150,7 +150,7 @@ class SegmentStore:
             _close(held.fd, held.borrowed)
         self._held.clear()
         for fd in self._leaving.values():
-            os.close(fd)
+            descriptors.close(fd)
         self._leaving.clear()
 
     @property
@@ -180,13 +180,13 @@ def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
         if piece.at < end or piece.at + piece.nbytes > nbytes:
             raise RequestError(f"{where}: {piece.nbytes} bytes at {piece.at} lie over another piece or outside the segment ({nbytes})")
         end = piece.at + piece.nbytes
-        about = os.fstat(piece.fd)
+        about = descriptors.fstat(piece.fd)
         if not stat.S_ISREG(about.st_mode) or not is_memory(piece.fd):
             raise RequestError(f"{where}: its file is not in memory. Use a file in tmpfs, or a memfd")
         if -(-about.st_size // _control.PAGE) * _control.PAGE < piece.offset + piece.nbytes:
             raise RequestError(f"{where}: its file has {about.st_size} bytes, not {piece.offset + piece.nbytes}")
         try:
-            mmap.mmap(
+            descriptors.mmap(
                 piece.fd, min(_control.PAGE, about.st_size - piece.offset), mmap.MAP_SHARED, mmap.PROT_READ, offset=piece.offset
             ).close()
         except (OSError, ValueError) as error:
@@ -195,6 +195,6 @@ def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
 
 def _close(fd: int, borrowed: tuple[Borrowed, ...]) -> None:
     if fd >= 0:
-        os.close(fd)
+        descriptors.close(fd)
     for piece in borrowed:
-        os.close(piece.fd)
+        descriptors.close(piece.fd)

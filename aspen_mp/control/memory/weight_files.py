@@ -6,13 +6,13 @@ segment is a sealed one of our own. Its first page is a copy of the file's, and 
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Final
 
 from aspen_mp.control.memory.segments import Borrowed, Held
 from aspen_mp.shm.bindings import _control, _tables
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 DIGEST_AT: Final = 32
 """Where in the file its digest lies: behind the magic, where a segment in memory has words that workers write."""
@@ -24,22 +24,22 @@ _TORN, _MARKED = struct.pack("<II", 0, 0), struct.pack("<II", 0, 1)
 
 def is_file(fd: int) -> bool:
     """Whether weights lie in a file that has a name, where others can get at it."""
-    return os.fstat(fd).st_nlink > 0
+    return descriptors.fstat(fd).st_nlink > 0
 
 
 def borrowed(fd: int) -> tuple[int, int, tuple[Borrowed, ...]]:
     """Size, descriptor and pieces of the segment for a file, which is taken over, unless this raises: OSError, ResourceLimitError."""
-    nbytes, page = os.fstat(fd).st_size, _control.PAGE
+    nbytes, page = descriptors.fstat(fd).st_size, _control.PAGE
     with Segment.create("weights", nbytes, memfd=True, holes=[(page, nbytes)] if nbytes > page else []) as segment:
-        segment.buf[:page] = os.pread(fd, page, 0)
+        segment.buf[:page] = descriptors.pread(fd, page, 0)
         segment.buf[DIGEST_AT:DIGEST_END] = (_MARKED if nbytes > page else _TORN).ljust(DIGEST_END - DIGEST_AT, b"\0")
-        own = os.dup(segment.fd)
+        own = descriptors.dup(segment.fd)
     if nbytes > page:
         return nbytes, own, (Borrowed(page, page, nbytes - page, fd),)
-    os.close(fd)
+    descriptors.close(fd)
     return nbytes, own, ()
 
 
 def torn(held: Held) -> bool:
     """Whether a worker has found that the file of a weight segment is no longer what was mapped."""
-    return held.role == "weights" and bool(held.borrowed) and _control.torn(os.pread(held.fd, _control.DATA_FIRST, 0))
+    return held.role == "weights" and bool(held.borrowed) and _control.torn(descriptors.pread(held.fd, _control.DATA_FIRST, 0))

@@ -16,6 +16,7 @@ from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import memory_available
+from aspen_mp.system import processes
 
 MAX_PLANS: Final = 256
 """Plans of one model. Beyond that, the plan that was asked for longest ago is retired; clients that still use it ask again."""
@@ -97,9 +98,9 @@ class Eviction:
     def _crowded(self) -> bool:
         plans = sum(len(model.live) for model in self._models.values())
         instances = sum(len(model.live) * model.instances for model in self._models.values())
-        descriptors = sum(len(plan.segments) for model in self._models.values() for plan in model.live.values())
+        segments = sum(len(plan.segments) for model in self._models.values() for plan in model.live.values())
         available = (_control.MAX_PLANS, _control.MAX_INSTANCES, descriptor_limit())
-        return any(taken > MOST_OF_ALL * most for taken, most in zip((plans, instances, descriptors), available, strict=True))
+        return any(taken > MOST_OF_ALL * most for taken, most in zip((plans, instances, segments), available, strict=True))
 
     # ---- memory is wanted
 
@@ -168,5 +169,5 @@ class Eviction:
 
 def descriptor_limit() -> float:
     """Return how many descriptors this process may have."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = processes.getrlimit(resource.RLIMIT_NOFILE)[0]
     return math.inf if limit == resource.RLIM_INFINITY else limit

@@ -50,6 +50,7 @@ from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings._control import MODEL_COUNTS
 from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 
 class ModelStore:
@@ -215,7 +216,7 @@ class ModelStore:
             raise not_loaded(number)
         if not model.source.sealed:
             raise RequestError(f"model {model.name!r} was not loaded from a sealed file in memory. Seal its memfd against writing first")
-        return os.open(f"/proc/self/fd/{model.source.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return descriptors.open(f"/proc/self/fd/{model.source.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     # ---- plans
 
@@ -267,7 +268,7 @@ class ModelStore:
         old = self._table.instance(instance)["arena"]
         held = self._segments[old]
         with Segment.create("arena", held.nbytes) as arena:
-            new = self._segments.add("arena", arena.nbytes, os.dup(arena.fd), held.owner)
+            new = self._segments.add("arena", arena.nbytes, descriptors.dup(arena.fd), held.owner)
         self._table.replace_arena(instance, new)
         self._segments.forget(old)
         for model in self._models.values():

@@ -5,7 +5,6 @@ A plan's key holds the shapes and values of a request, or those of the longest r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
@@ -42,6 +41,7 @@ from aspen_mp.control.planning.shape_buckets import Axes, Buckets, Range, Served
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
+from aspen_mp.system import clock
 
 
 class PlanRequests(PlanBuilder):
@@ -125,7 +125,7 @@ class PlanRequests(PlanBuilder):
             self._begin(model, own, message, asker)
 
     def tell(self, plan: Plan, asker: Asker) -> None:
-        plan.usage.asked_at = time.monotonic()
+        plan.usage.asked_at = clock.monotonic()
         plan.model.live[plan.live_key] = plan.model.live.pop(plan.live_key)  # most recently asked for: last
         plan.tell(asker)
 
@@ -230,7 +230,7 @@ class PlanRequests(PlanBuilder):
             plan.live_key = _key(job)
         old = model.live.get(plan.key) if plan.background else None
         if old is not None:
-            plan.replans.last_at = time.monotonic()
+            plan.replans.last_at = clock.monotonic()
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
             limit = {"longest_ms": job.longest_ms} if job.longest_ms else {}
             self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds, **limit)

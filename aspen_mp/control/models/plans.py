@@ -7,7 +7,6 @@ state of its own.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +23,7 @@ from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import clock
 
 
 class State(StrEnum):
@@ -84,7 +84,7 @@ class Usage:
     """When a client last asked for a plan, and requests served when memory was last wanted. `average`: for a plan behind data, of the
     requests served at each time that another one was retired; later times count more."""
 
-    asked_at: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=clock.monotonic)
     served: int = 0
     average: float = 0.0
 

@@ -6,7 +6,6 @@ ops can be named for some seconds more, because a client asks why its request ha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from aspen_mp.control.models import tile_names
 from aspen_mp.control.models.plans import Model, Plan
 from aspen_mp.control.pool.watchdog import Estimate
 from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.system import descriptors
 
 NAMED_S: Final = 10.0
 """How long the ops of a plan that has gone can be named, to who still has its model loaded. That takes the memory of its segment, and a
@@ -53,7 +53,7 @@ class Plans:
     def _keep_names(self, plan: Plan) -> None:
         number, generation = plan.answer.plan, plan.answer.generation
         with suppress(OSError):  # no descriptor: no names
-            self._gone[number, generation] = plan.model, os.dup(self._segments[plan.segments[0]].fd)
+            self._gone[number, generation] = plan.model, descriptors.dup(self._segments[plan.segments[0]].fd)
             self._loop.later(NAMED_S, partial(self._forget, number, generation))
             if len(self._gone) > MOST_NAMED:
                 self._forget(*next(iter(self._gone)))
@@ -61,7 +61,7 @@ class Plans:
     def _forget(self, plan: int, generation: int) -> None:
         _, fd = self._gone.pop((plan, generation), (None, -1))
         if fd >= 0:
-            os.close(fd)
+            descriptors.close(fd)
 
     def unloaded(self, model: Model) -> None:
         """Nobody has the model loaded any more."""

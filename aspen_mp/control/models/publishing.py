@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +17,7 @@ from aspen_mp.control.models.replanning import often
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 
 class Publisher:
@@ -52,15 +52,15 @@ class Publisher:
             owner = f"model {model.id}"
             while left:
                 role, _, fd = left[-1]
-                nbytes, pieces = os.fstat(fd).st_size, tuple[Borrowed, ...]()
+                nbytes, pieces = descriptors.fstat(fd).st_size, tuple[Borrowed, ...]()
                 if role == "weights" and weight_files.is_file(fd):
                     nbytes, fd, pieces = weight_files.borrowed(fd)
                 left.pop()
                 if role == "plan":
-                    os.close(fd)
+                    descriptors.close(fd)
                 else:
                     added.append((role, self._segments.add(role, nbytes, fd, owner, pieces)))
-            added.append(("plan", self._segments.add("plan", plan_segment.nbytes, os.dup(plan_segment.fd), owner)))
+            added.append(("plan", self._segments.add("plan", plan_segment.nbytes, descriptors.dup(plan_segment.fd), owner)))
             arenas = [segment for role, segment in added if role == "arena"]
             weight_segments = model.weight_segments + [segment for role, segment in added if role == "weights"][::-1]
             weights = [weight_segments[i] for i in result.weights]
@@ -91,8 +91,8 @@ class Publisher:
     def _checked(self, model: Model, built: BuiltPlan) -> Segment:
         """Return the plan that a planning child has sent, in a segment that the child cannot reach."""
         sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
-        sizes += [os.fstat(fd).st_size for role, _, fd in built.received if role == "weights"]
-        arena_sizes = [os.fstat(fd).st_size for role, _, fd in built.received if role == "arena"]
+        sizes += [descriptors.fstat(fd).st_size for role, _, fd in built.received if role == "weights"]
+        arena_sizes = [descriptors.fstat(fd).st_size for role, _, fd in built.received if role == "arena"]
         sent = next(item for item in built.received if item[0] == "plan")
         return child_main.checked_plan(sent, built.result, [sizes[i] for i in built.result.weights], arena_sizes, built.checked)
 

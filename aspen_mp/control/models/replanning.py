@@ -5,7 +5,6 @@ It is in use, but was made for other cores or without a search, or has long tile
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -17,6 +16,7 @@ from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.pool.core_speeds import alike
 from aspen_mp.planner.job.options import LEAST_SEARCHED_NS
 from aspen_mp.shm.bindings import _control
+from aspen_mp.system import clock
 
 SERVED_OFTEN: Final = 64
 SERVED_NS: Final = 2e9
@@ -57,7 +57,7 @@ def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[f
 
 def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float], preempt_ms: float) -> Plan | None:
     """Return a successor of the outdated plan that has served most of late. Plans that delay a higher class are replaced first."""
-    now = time.monotonic()
+    now = clock.monotonic()
     outdated: list[tuple[bool, int, Plan]] = []
     for plan in (plan for model in models for plan in model.live.values()):
         if not plan.answer.plan or plan.answer.dynamic or plan.model.request.planning.tiles is not None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from aspen_mp.control.wire import status
 from aspen_mp.shm.bindings import _tally
+from aspen_mp.system import descriptors
 
 MOST_NAMES: Final = 256
 """Models that are told apart; further ones are counted together."""
@@ -56,12 +57,12 @@ class RequestTotals:
 
     def make(self) -> int:
         """The memory of a new client's counts: a descriptor, which is the caller's to `close` here."""
-        fd = os.memfd_create("aspen-tally", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = descriptors.memfd_create("aspen-tally", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, _tally.BYTES)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            descriptors.posix_fallocate(fd, 0, _tally.BYTES)
+            descriptors.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except BaseException:
-            os.close(fd)
+            descriptors.close(fd)
             raise
         return fd
 
@@ -81,7 +82,7 @@ class RequestTotals:
             for counts in self._gone.values():
                 counts.in_flight = 0
         finally:
-            os.close(tally)
+            descriptors.close(tally)
 
     def describe(self, tallies: Iterable[int]) -> tuple[dict[str, status.Requests], status.Histogram]:
         """The requests of each model, by its name, and the time in the queue. `tallies`: of the clients that are connected."""
@@ -108,7 +109,7 @@ class RequestTotals:
         return found, queue.histogram()
 
     def _take(self, tally: int, models: dict[str, Counts], queue: Counts) -> None:
-        for number, in_flight, outcomes, sum_ns, buckets, plans in _tally.read(os.pread(tally, _tally.BYTES, 0)):
+        for number, in_flight, outcomes, sum_ns, buckets, plans in _tally.read(descriptors.pread(tally, _tally.BYTES, 0)):
             signed = in_flight if in_flight < 1 << 63 else in_flight - (1 << 64)
             counts = Counts(signed, outcomes, sum_ns, buckets, plans)
             if number:

@@ -11,7 +11,6 @@ for schedules of the set, and workers follow each better one at once (docs/proto
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from aspen_mp.control.models.schedule_trial import Count, Trial, Window, cost
 from aspen_mp.control.planning.schedule_child import Candidate, Core, Network, ScheduleChild
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.planner.job.options import Objective
+from aspen_mp.system import descriptors
 
 LOOK_S: Final = 0.1
 """How often networks that run together are looked at."""
@@ -380,4 +380,4 @@ def rounds(ended: Sequence[int]) -> list[int]:
 
 def live_plan(number: int, fd: int, served: int) -> Live:
     """A plan as `View.live` gives it."""
-    return Live(number, fd, os.fstat(fd).st_size, served)
+    return Live(number, fd, descriptors.fstat(fd).st_size, served)

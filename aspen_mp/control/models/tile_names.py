@@ -4,11 +4,11 @@ asked often, and when a worker has died or hangs nothing should have to be impor
 from __future__ import annotations
 
 import math
-import os
 import struct
 from typing import Final
 
 from aspen_mp.shm.bindings import _tables
+from aspen_mp.system import descriptors
 
 SLOW_NS: Final = 20.0
 """An element in the slowest kernel on a slow machine."""
@@ -21,7 +21,7 @@ _DIM: Final = 8
 
 def _bytes(fd: int, kind: str, name: str, base: int = 0) -> bytes:
     offset, nbytes = _PLACES[kind][name]
-    return os.pread(fd, nbytes, base + offset)
+    return descriptors.pread(fd, nbytes, base + offset)
 
 
 def _field(fd: int, kind: str, name: str, base: int = 0) -> int:
@@ -45,7 +45,7 @@ def op_name(fd: int, number: int) -> str:
         return ""
     op = _at(fd, "op", "ops", number)
     name = _field(fd, "plan_header", "blobs") + _field(fd, "op", "name", op)
-    return os.pread(fd, _field(fd, "op", "name_bytes", op), name).decode("utf-8", "replace")
+    return descriptors.pread(fd, _field(fd, "op", "name_bytes", op), name).decode("utf-8", "replace")
 
 
 def op_of(fd: int, tile: int) -> str:
@@ -57,7 +57,7 @@ def longest_ns(fd: int) -> float:
     """What a tile of the plan behind `fd` takes at most, by the plan's estimate for an average tile of each op. Tiles that Python executes
     do not count: they cannot be cut."""
     size = _SIZES["op"]
-    ops = os.pread(fd, size * _field(fd, "plan_header", "n_ops"), _field(fd, "plan_header", "ops"))
+    ops = descriptors.pread(fd, size * _field(fd, "plan_header", "n_ops"), _field(fd, "plan_header", "ops"))
     kernel, cost = _PLACES["op"]["kernel"][0], _PLACES["op"]["cost_ns"][0]
     costs = (struct.unpack_from("<f", ops, at + cost)[0] for at in range(0, len(ops), size) if ops[at + kernel] != _OPAQUE)
     return max(costs, default=0.0)

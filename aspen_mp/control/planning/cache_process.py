@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import array
 import os
-import select
-import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +21,7 @@ from aspen_mp.control.planning.plan_cache import WRITER_S, Cache, Known, WeightF
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.forked import fork
 from aspen_mp.shm.scarcity import reason
+from aspen_mp.system import descriptors, filesystem, processes, signals, sockets
 
 _MOST_TEXT: Final = 4096
 
@@ -43,7 +42,7 @@ class WriterProcess:
     MOST_FILES: Final = 64
     """Weight segments that go with one plan."""
 
-    def __init__(self, pid: int, sock: socket.socket) -> None:
+    def __init__(self, pid: int, sock: sockets.socket) -> None:
         self.pid = pid
         self._sock = sock
 
@@ -59,7 +58,7 @@ class WriterProcess:
     @classmethod
     def start(cls, cache: Cache) -> WriterProcess | None:
         """Fork the process; None, with a warning, where there is none to be had."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = sockets.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = fork(lambda: serve(cache, theirs), "aspen-cache", keep={theirs.fileno()}, outlives=True)
         except OSError as error:
@@ -75,14 +74,14 @@ class WriterProcess:
         self.complain()
         try:
             # In a file in memory: a message of any size would wait until the process reads it.
-            handed = os.memfd_create("aspen-kept", os.MFD_CLOEXEC)
+            handed = descriptors.memfd_create("aspen-kept", os.MFD_CLOEXEC)
             try:
-                with open(handed, "wb", closefd=False) as file:
+                with filesystem.open(handed, "wb", closefd=False) as file:
                     file.write(msgspec.msgpack.encode(kept))
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [handed, *fds]))
                 self._sock.sendmsg([b"k"], [rights], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             finally:
-                os.close(handed)
+                descriptors.close(handed)
         except OSError:
             return False
         return True
@@ -94,9 +93,9 @@ class WriterProcess:
                 warn(text.decode(errors="replace"))
 
 
-def serve(cache: Cache, sock: socket.socket) -> int:
+def serve(cache: Cache, sock: sockets.socket) -> int:
     """The process's main function."""
-    os.nice(19)
+    processes.nice(19)
     _let_go_of_streams()
 
     def say(text: str) -> bool:
@@ -106,18 +105,18 @@ def serve(cache: Cache, sock: socket.socket) -> int:
         return False
 
     cache.say = say
-    poll, hung_up = select.poll(), False
+    poll, hung_up = sockets.poll(), False
     poll.register(sock, 0)
     while True:
-        data, fds, flags, _ = socket.recv_fds(sock, 1, WriterProcess.MOST_FILES + 1)
+        data, fds, flags, _ = sockets.recv_fds(sock, 1, WriterProcess.MOST_FILES + 1)
         if not data:
             return 0
         if not hung_up:
             hung_up = bool(poll.poll(0))
-            signal.alarm(WRITER_S)
+            signals.alarm(WRITER_S)
         try:
             if not flags & socket.MSG_CTRUNC:
-                with open(fds[0], "rb", closefd=False, buffering=0) as file:
+                with filesystem.open(fds[0], "rb", closefd=False, buffering=0) as file:
                     file.seek(0)
                     write(cache, msgspec.msgpack.decode(file.read(), type=Kept), fds[1:])
         except OSError as error:
@@ -125,7 +124,7 @@ def serve(cache: Cache, sock: socket.socket) -> int:
         finally:
             protocol.close_all(fds)
         if not hung_up:
-            signal.alarm(0)
+            signals.alarm(0)
 
 
 def write(cache: Cache, kept: Kept, fds: Sequence[int]) -> None:
@@ -143,8 +142,8 @@ def write(cache: Cache, kept: Kept, fds: Sequence[int]) -> None:
 
 def _let_go_of_streams() -> None:
     """Whoever reads the program's output to its end would wait for this process."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    nothing = descriptors.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(nothing, stream)
+        descriptors.dup2(nothing, stream)
     if nothing > 2:
-        os.close(nothing)
+        descriptors.close(nothing)

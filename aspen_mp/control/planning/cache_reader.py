@@ -3,7 +3,6 @@ needs neither numpy nor onnx in its planner process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.planning.planner_child import PlanStage, Received, StagePlanned
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
@@ -42,7 +42,7 @@ def stage(
                 return None
             known[file.id] = next_number + len(received)
             received.append(("weights", file.nbytes, fd))
-        received += [("arena", arena.nbytes, os.dup(arena.fd)) for arena in arenas]
+        received += [("arena", arena.nbytes, descriptors.dup(arena.fd)) for arena in arenas]
         plan = Segment.create("plan", entry.segment.nbytes)
     except BaseException:
         protocol.close_all([fd for _, _, fd in received])

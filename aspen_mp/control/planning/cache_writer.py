@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +16,7 @@ from aspen_mp.control.planning import plan_cache
 from aspen_mp.control.planning.cache_process import Kept, WriterProcess
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.wire import file_stamp
+from aspen_mp.system import clock, descriptors, filesystem, processes, threads
 
 PART = 16 << 20
 """Bytes of a file that one thread digests at a time. The digest of a file depends on it."""
@@ -35,18 +34,18 @@ def file_digest(fd: int) -> bytes:
     """Digest of a file's bytes and size: SHA-256 of the digests of its parts, which threads compute at the same time."""
     import hashlib
 
-    size = os.fstat(fd).st_size
+    size = descriptors.fstat(fd).st_size
     parts = _part_digests(fd, range(0, size, PART))
     return hashlib.sha256(b"".join([f"aspen-mp file {size}\n".encode(), *parts])).digest()
 
 
 def _part_digests(fd: int, starts: Sequence[int]) -> list[bytes]:
     """Of the parts that begin there. Where no threads can be had, this one computes all."""
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS, len(starts))
-    if threads > 1:
+    most = min(len(processes.sched_getaffinity(0)), MOST_THREADS, len(starts))
+    if most > 1:
         from concurrent.futures import ThreadPoolExecutor
 
-        with suppress(RuntimeError), ThreadPoolExecutor(threads, "aspen-mp digest") as pool:
+        with suppress(RuntimeError), ThreadPoolExecutor(most, "aspen-mp digest") as pool:
             return list(pool.map(partial(_part_digest, fd), starts))
     return [_part_digest(fd, start) for start in starts]
 
@@ -58,7 +57,7 @@ def _part_digest(fd: int, start: int) -> bytes:
     digest, piece = hashlib.sha256(), bytearray(PIECE)
     view = memoryview(piece)
     at, end = start, start + PART
-    while at < end and (count := os.preadv(fd, [view[: end - at]], at)):
+    while at < end and (count := descriptors.preadv(fd, [view[: end - at]], at)):
         digest.update(view[:count])
         at += count
     return digest.digest()
@@ -69,21 +68,21 @@ class Contents:
 
     def __init__(self, paths: Sequence[str]) -> None:
         """`paths`: the model file, then its external data. OSError where one is gone."""
-        self.files = [plan_cache.File(path, file_stamp.of_change(os.stat(path))) for path in paths]
-        self._begun = time.time_ns()
+        self.files = [plan_cache.File(path, file_stamp.of_change(filesystem.stat(path))) for path in paths]
+        self._begun = clock.time_ns()
         self._digest = b""
-        self._thread = threading.Thread(target=self._compute, name="aspen-mp digest", daemon=True)
+        self._thread = threads.Thread(target=self._compute, name="aspen-mp digest", daemon=True)
         self._thread.start()
 
     def _compute(self) -> None:
         digests = []
         with suppress(OSError):
             for file in self.files:
-                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = descriptors.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
                     digests.append(file_digest(fd))
                 finally:
-                    os.close(fd)
+                    descriptors.close(fd)
             self._digest = digests[0] if len(digests) == 1 else plan_cache.digest_of(digests)
 
     def digest(self) -> bytes:
@@ -91,7 +90,7 @@ class Contents:
         self._thread.join()
         with suppress(OSError):
             settled = all(max(file.stamp[3:]) + plan_cache.SETTLED_NS < self._begun for file in self.files)
-            if settled and all(file_stamp.of_change(os.stat(file.path)) == file.stamp for file in self.files):
+            if settled and all(file_stamp.of_change(filesystem.stat(file.path)) == file.stamp for file in self.files):
                 return self._digest
         return b""
 
@@ -147,7 +146,7 @@ class CacheWriter:
     def packed(self, number: int, fd: int) -> None:
         """Weight segment `number` was not in the cache and has been packed; `fd` stays the caller's."""
         if number in self._files:
-            self._fds[number] = os.dup(fd)
+            self._fds[number] = descriptors.dup(fd)
 
     def planned(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> StagePlanned:
         """The answer, with what the planning process has to know of the cache. `write` keeps the plan."""
@@ -175,7 +174,7 @@ class CacheWriter:
         if self._writer.keep(kept, list(fds.values())):
             self._told = self._told or known is not None
             for number, fd in fds.items():
-                os.close(fd)
+                descriptors.close(fd)
                 del self._fds[number]
 
     def _file_of(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> tuple[str, bytes]:

@@ -10,7 +10,6 @@ import fcntl
 import gc
 import mmap
 import os
-import socket
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment, spacious
+from aspen_mp.system import descriptors, filesystem, processes, sockets
 
 if TYPE_CHECKING:
     from aspen_mp.control.planning.planner_child import Received
@@ -66,7 +66,7 @@ class ModelFile:
     def from_path(cls, path: str) -> ModelFile:
         """Raises ModelParseError where there is no such regular file."""
         try:
-            info = os.stat(path)
+            info = filesystem.stat(path)
         except OSError as error:
             raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
         except ValueError:
@@ -78,7 +78,7 @@ class ModelFile:
     @classmethod
     def from_fd(cls, fd: int, name: str) -> ModelFile:
         """Takes over `fd`. Raises ModelParseError where it is no regular file (a memfd is one): nothing else can be mapped."""
-        info = os.fstat(fd)
+        info = descriptors.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise ModelParseError(f"cannot read model {name!r}: its descriptor is {_kind(info)}, not a file")
         return cls(name or "model", fd=fd)
@@ -91,13 +91,13 @@ class ModelFile:
     def sealed(self) -> bool:
         """Whether it is a file in memory that nobody can change."""
         try:
-            return self.fd >= 0 and fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+            return self.fd >= 0 and descriptors.fcntl(self.fd, fcntl.F_GET_SEALS) & SEALS == SEALS
         except OSError:  # a file of another kind has no seals
             return False
 
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            descriptors.close(self.fd)
             self.fd = -1
 
     def digest(self) -> bytes:
@@ -112,7 +112,7 @@ class ModelFile:
         files += [(file.path, file_stamp.contents(file.stamp)) for file in self.external]
         for path, stamp in files:
             try:
-                if file_stamp.of_contents(os.stat(path)) == stamp:
+                if file_stamp.of_contents(filesystem.stat(path)) == stamp:
                     continue
             except OSError:
                 pass
@@ -133,12 +133,12 @@ class ModelFile:
         if self.path:
             self.check()
             model = api.load(self.path)
-            self.external = self.external or [plan_cache.File(path, file_stamp.of_change(os.stat(path))) for path in model.files]
+            self.external = self.external or [plan_cache.File(path, file_stamp.of_change(filesystem.stat(path))) for path in model.files]
             self.check()
             return model
-        size = os.fstat(self.fd).st_size
+        size = descriptors.fstat(self.fd).st_size
         try:
-            return api.load(memoryview(mmap.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
+            return api.load(memoryview(descriptors.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
         except OSError as error:
             raise ModelParseError(f"cannot read model {self.name!r}: {error.strerror}") from None
 
@@ -329,7 +329,7 @@ class Planner:
                 fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])
             if fd >= 0:
                 side.send(JobSegment("weights", nbytes), (fd,))
-                os.close(fd)
+                descriptors.close(fd)
             else:
                 with Segment.create("weights", offset) as segment:
                     places = [segment.buf[start : start + item.nbytes] for item, (_, _, start) in zip(missing, packed, strict=True)]
@@ -348,8 +348,8 @@ def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Call
     take most of its time, and neither holds the interpreter's lock. `tell` is told how many are there, now and then."""
     from concurrent.futures import ThreadPoolExecutor
 
-    threads = min(len(os.sched_getaffinity(0)), MOST_THREADS) if sum(map(len, places)) >= SHARED_BYTES else 1
-    pool = ThreadPoolExecutor(threads)
+    most = min(len(processes.sched_getaffinity(0)), MOST_THREADS) if sum(map(len, places)) >= SHARED_BYTES else 1
+    pool = ThreadPoolExecutor(most)
     try:
         for done, _ in enumerate(pool.map(lambda item, place: item.write(place), items, places)):
             if done % 16 == 0:
@@ -473,7 +473,7 @@ def _roomy(needed: int) -> int:
     return -(-needed // step) * step
 
 
-def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
+def serve(model: Subject, plans: Cache | None, rates: Rates, sock: sockets.socket) -> None:
     """The child's main function."""
     from aspen_mp.planner.cost import op_cost
     from aspen_mp.planner.job import progress
@@ -535,7 +535,7 @@ def clear_arena(fd: int, plan: Segment) -> None:
 
     header = np.frombuffer(plan.buf, PLAN_HEADER, 1)[0]
     begin, end = int(header["arena_counters"]), int(header["arena_data"])
-    with mmap.mmap(fd, end) as words:
+    with descriptors.mmap(fd, end) as words:
         words[begin:end] = bytes(end - begin)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from aspen_mp.planner.job.request import Instructions
+from aspen_mp.system import processes
 from aspen_mp.workers import _isa
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def cached() -> int:
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.workers import topology
 
-    sizes = [size for size, _ in topology.cache_sizes(min(os.sched_getaffinity(0))).values()]
+    sizes = [size for size, _ in topology.cache_sizes(min(processes.sched_getaffinity(0))).values()]
     return min(max(max(sizes) // 2, LEAST_CACHED), MOST_CACHED) if sizes else Rates().cached
 
 
@@ -72,7 +72,7 @@ def own() -> int:
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.workers import topology
 
-    found = topology.cache_sizes(min(os.sched_getaffinity(0))).get("L2")
+    found = topology.cache_sizes(min(processes.sched_getaffinity(0))).get("L2")
     if found is None:
         return Rates().own
     size, sharing = found

@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -42,6 +40,7 @@ from aspen_mp.planner.plan import plan_head
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import clock, descriptors, filesystem, processes, randomness
 
 SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
@@ -125,7 +124,7 @@ def build() -> str:
 
 
 def _sources(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(root) as entries:
+    with filesystem.scandir(root) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
                 yield from _sources(entry.path)
@@ -175,13 +174,13 @@ class Cache:
         self._limit = limit
         self._boot = _boot()
         self._trusted: set[Stamp] = set()
-        self._warned = mmap.mmap(-1, 1)
+        self._warned = descriptors.mmap(-1, 1)
         self.say: Callable[[str], bool] = warn
         """Tells the user; False where nobody can be told."""
         self.build = build()
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        filesystem.makedirs(path, mode=0o700, exist_ok=True)
         for kind in _KINDS:
-            os.makedirs(os.path.join(path, kind), mode=0o700, exist_ok=True)
+            filesystem.makedirs(os.path.join(path, kind), mode=0o700, exist_ok=True)
 
     @classmethod
     def open(cls, path: str, limit: int) -> Cache | None:
@@ -193,7 +192,7 @@ class Cache:
         except OSError as error:
             warn(f"{path!r} cannot be used: {trouble(path) or error.strerror}. {_ADVICE}")
             return None
-        info = os.stat(path)
+        info = filesystem.stat(path)
         if why := _distrust(info):
             warn(f"{path!r} cannot be used: {why}. {_ADVICE}")
             return None
@@ -225,7 +224,7 @@ class Cache:
         if known.build != self.build or known.files[:1] != [File(path, stamp)]:
             return None
         try:
-            if any(file_stamp.of_change(os.stat(file.path)) != file.stamp for file in known.files[1:]):
+            if any(file_stamp.of_change(filesystem.stat(file.path)) != file.stamp for file in known.files[1:]):
                 return None
         except OSError:
             return None
@@ -255,18 +254,18 @@ class Cache:
         fd = self._open(file)
         if fd < 0:
             return -1
-        info = os.fstat(fd)
+        info = descriptors.fstat(fd)
         why = ""
         if not stat.S_ISREG(info.st_mode) or info.st_size != file.nbytes:
             why = f"{info.st_size} bytes, mode {info.st_mode:#o}, in the place of {file.nbytes} bytes"
         elif not self._sealed(file, info):
             try:
-                whole = _digest_of(fd, file.nbytes) == os.pread(fd, DIGEST_END - DIGEST_AT, DIGEST_AT)
+                whole = _digest_of(fd, file.nbytes) == descriptors.pread(fd, DIGEST_END - DIGEST_AT, DIGEST_AT)
                 why = "" if whole else "its checksum is another: it has been changed since it was written"
             except OSError as error:
                 why = error.strerror or str(error)
         if why:
-            os.close(fd)
+            descriptors.close(fd)
             self._discard(name, why)
             return -1
         self._seal(file, fd, info)
@@ -283,22 +282,22 @@ class Cache:
         if fd < 0:
             return False
         try:
-            return not self._sealed(file, os.fstat(fd))
+            return not self._sealed(file, descriptors.fstat(fd))
         finally:
-            os.close(fd)
+            descriptors.close(fd)
 
     def trust(self, file: WeightFile) -> None:
         """Another process has just read the file, and found it whole: where its times cannot be set, this one remembers it."""
         fd = self._open(file)
         if fd >= 0:
-            info = os.fstat(fd)
+            info = descriptors.fstat(fd)
             if not self._sealed(file, info):
                 self._trusted.add(file_stamp.of_contents(info))
-            os.close(fd)
+            descriptors.close(fd)
 
     def _open(self, file: WeightFile) -> int:
         try:
-            return os.open(self._at("weights", file.id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return descriptors.open(self._at("weights", file.id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return -1
 
@@ -312,17 +311,19 @@ class Cache:
 
     def _seal(self, file: WeightFile, fd: int, read: os.stat_result) -> None:
         """It was whole when it was as `read` says. What has been written to since is not sealed."""
-        if file_stamp.of_contents(os.fstat(fd)) != file_stamp.of_contents(read) or self._sealed(file, read):
+        if file_stamp.of_contents(descriptors.fstat(fd)) != file_stamp.of_contents(read) or self._sealed(file, read):
             return
         try:
-            os.utime(fd, ns=(time.time_ns(), self._seal_of(file, read)))
+            filesystem.utime(fd, ns=(clock.time_ns(), self._seal_of(file, read)))
         except OSError:
             self._trusted.add(file_stamp.of_contents(read))
 
     def _read(self, name: str) -> bytes | None:
         try:
-            with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-                info = os.fstat(file.fileno())
+            with filesystem.open(
+                name, "rb", opener=lambda path, flags: descriptors.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            ) as file:
+                info = descriptors.fstat(file.fileno())
                 if stat.S_ISREG(info.st_mode) and info.st_size <= _MAX_ENTRY:
                     return file.read()
         except FileNotFoundError:
@@ -337,7 +338,7 @@ class Cache:
     def _discard(self, name: str, why: str) -> None:
         warn(f"{name!r} is ignored and removed: {why}")
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            filesystem.unlink(name)
 
     # ---- writing
 
@@ -355,40 +356,40 @@ class Cache:
         """Keeps a weight segment; `fd`: its descriptor. What lies there under this name already is the same, and stays."""
         there = self.weights(file)
         if there >= 0:
-            os.close(there)
+            descriptors.close(there)
             return
 
         def copy(out: int) -> None:
             done = 0
             while done < file.nbytes:
-                done += os.sendfile(out, fd, done, file.nbytes - done)
-            os.pwrite(out, MARK, file.nbytes - len(MARK))
-            os.pwrite(out, _digest_of(out, file.nbytes), DIGEST_AT)
-            os.utime(out, ns=(time.time_ns(), self._seal_of(file, os.fstat(out))))
+                done += descriptors.sendfile(out, fd, done, file.nbytes - done)
+            descriptors.pwrite(out, MARK, file.nbytes - len(MARK))
+            descriptors.pwrite(out, _digest_of(out, file.nbytes), DIGEST_AT)
+            filesystem.utime(out, ns=(clock.time_ns(), self._seal_of(file, descriptors.fstat(out))))
 
         self._write(self._at("weights", file.id), copy)
 
     def _write(self, name: str, contents: bytes | Callable[[int], None]) -> None:
         """A file that appears whole, and is on the disk as soon as the disk has taken it. OSError as it comes."""
-        temporary = f"{name}.{os.urandom(6).hex()}{_TEMPORARY}"
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        temporary = f"{name}.{randomness.urandom(6).hex()}{_TEMPORARY}"
+        fd = descriptors.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         there = temporary
         try:
             if isinstance(contents, bytes):
                 view = memoryview(contents)
                 while view:
-                    view = view[os.write(fd, view) :]
+                    view = view[descriptors.write(fd, view) :]
             else:
                 contents(fd)
-            os.rename(temporary, name)
+            filesystem.rename(temporary, name)
             there = name
-            os.fsync(fd)  # after the renaming: a disk takes seconds for large weights, and the next runtime may begin meanwhile
+            descriptors.fsync(fd)  # after the renaming: a disk takes seconds for large weights, and the next runtime may begin meanwhile
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(there)
+                filesystem.unlink(there)
             raise
         finally:
-            os.close(fd)
+            descriptors.close(fd)
 
     def room(self, nbytes: int) -> bool:
         """Whether so many bytes may come in: not over the limit, and at most a quarter of what the disk has free."""
@@ -405,18 +406,18 @@ class Cache:
         total = sum(info.st_size for _, info in files) + coming
         for name, info in files:
             # By the time of change, not of modification: that of a weight file lies in the past before it has its name.
-            stale = name.endswith(_TEMPORARY) and time.time_ns() - info.st_ctime_ns > _ABANDONED_NS
+            stale = name.endswith(_TEMPORARY) and clock.time_ns() - info.st_ctime_ns > _ABANDONED_NS
             if total <= self._limit and not stale:
                 continue
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                filesystem.unlink(name)
                 total -= info.st_size
 
     def files(self) -> list[tuple[str, os.stat_result]]:
         """Everything in the cache."""
         found = []
         for kind in _KINDS:
-            with contextlib.suppress(OSError), os.scandir(os.path.join(self._path, kind)) as entries:
+            with contextlib.suppress(OSError), filesystem.scandir(os.path.join(self._path, kind)) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
                         found.append((entry.path, entry.stat(follow_symlinks=False)))
@@ -429,18 +430,18 @@ class Cache:
 def trouble(path: str) -> str:
     """Why a folder cannot be the plan cache, or cannot be written to; empty if it can. Nothing is made or written."""
     try:
-        info = os.stat(path)
+        info = filesystem.stat(path)
     except FileNotFoundError:
         parent = os.path.dirname(os.path.abspath(path))
         if os.path.exists(parent):
-            return "" if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK) else f"it cannot be made in {parent}"
+            return "" if os.path.isdir(parent) and filesystem.access(parent, os.W_OK | os.X_OK) else f"it cannot be made in {parent}"
         return trouble(parent)
     except OSError as error:
         return error.strerror or str(error)
     if why := _distrust(info):
         return why
     for folder in (path, *(os.path.join(path, kind) for kind in _KINDS)):
-        if os.path.exists(folder) and not (os.path.isdir(folder) and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+        if os.path.exists(folder) and not (os.path.isdir(folder) and filesystem.access(folder, os.R_OK | os.W_OK | os.X_OK)):
             return f"{folder} is not a folder that can be read and written"
     return "" if _has_room(path) else _NO_ROOM
 
@@ -448,14 +449,14 @@ def trouble(path: str) -> str:
 def _distrust(info: os.stat_result) -> str:
     if not stat.S_ISDIR(info.st_mode):
         return "it is not a folder"
-    if info.st_uid != os.getuid():
+    if info.st_uid != processes.getuid():
         return f"it belongs to user {info.st_uid}"
     return "others can write to it" if info.st_mode & 0o022 else ""
 
 
 def _has_room(path: str, nbytes: int = _MAX_PLAN) -> bool:
     try:
-        disk = os.statvfs(path)
+        disk = filesystem.statvfs(path)
     except OSError:
         return False
     return nbytes <= disk.f_bavail * disk.f_frsize
@@ -464,15 +465,15 @@ def _has_room(path: str, nbytes: int = _MAX_PLAN) -> bool:
 def _touch(name: str) -> None:
     """Sets the time of the last use; that of the last change stays."""
     with contextlib.suppress(OSError):
-        os.utime(name, ns=(time.time_ns(), os.stat(name).st_mtime_ns))
+        filesystem.utime(name, ns=(clock.time_ns(), filesystem.stat(name).st_mtime_ns))
 
 
 def _digest_of(fd: int, nbytes: int) -> bytes:
     """Of all of a weight file but the digest itself. It is read, not mapped: whoever cuts it short costs nobody a signal."""
-    state, at = hashlib.sha256(os.pread(fd, DIGEST_AT, 0)), DIGEST_END
+    state, at = hashlib.sha256(descriptors.pread(fd, DIGEST_AT, 0)), DIGEST_END
     piece = memoryview(bytearray(_PIECE))
     while at < nbytes:
-        n = os.preadv(fd, [piece[: min(_PIECE, nbytes - at)]], at)
+        n = descriptors.preadv(fd, [piece[: min(_PIECE, nbytes - at)]], at)
         if not n:
             break
         state.update(piece[:n])
@@ -483,10 +484,10 @@ def _digest_of(fd: int, nbytes: int) -> bytes:
 def _boot() -> str:
     """Names this boot; where the system does not tell, this process."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
+        with filesystem.open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
-        return os.urandom(16).hex()
+        return randomness.urandom(16).hex()
 
 
 def warn(text: str) -> bool:

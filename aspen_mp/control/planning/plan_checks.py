@@ -16,6 +16,7 @@ from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.control.wire.forked import end, forked
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 AT_ONCE: Final = 1 << 20
 """Plans of up to so many bytes take as long to check as a fork does, or a little more."""
@@ -25,7 +26,7 @@ _REFUSED: Final = 1
 
 def copied(fd: int, nbytes: int) -> Segment:
     """The plan behind a descriptor that others hold too, in a segment of our own. PlanError where it is shorter than announced."""
-    data = os.pread(fd, nbytes, 0) if nbytes > 0 else b""
+    data = descriptors.pread(fd, nbytes, 0) if nbytes > 0 else b""
     if not data or len(data) != nbytes:
         raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
     segment = Segment.create("plan", nbytes)
@@ -50,20 +51,20 @@ class Check:
         """Owns `segment` until `then` is called. Raises OSError where there is no process to be had."""
         self.segment = segment
         self._then: Callable[[AspenError | None], None] | None = then
-        self._heard, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._heard, told = descriptors.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._pid = forked(loop, lambda: _run(segment, told), self._ended, "aspen-check", keep={told}, oom_score=900)
         except OSError:
-            os.close(self._heard)
+            descriptors.close(self._heard)
             raise
         finally:
-            os.close(told)
+            descriptors.close(told)
 
     def _ended(self, status: int) -> None:
         text = ""
         with suppress(BlockingIOError):
-            text = os.read(self._heard, _MOST_TEXT).decode(errors="replace")
-        os.close(self._heard)
+            text = descriptors.read(self._heard, _MOST_TEXT).decode(errors="replace")
+        descriptors.close(self._heard)
         if self._then is None:
             return
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
@@ -86,6 +87,6 @@ def _run(segment: Segment, told: int) -> int:
     try:
         check(segment)
     except PlanError as error:
-        os.write(told, str(error).encode()[:_MOST_TEXT])
+        descriptors.write(told, str(error).encode()[:_MOST_TEXT])
         return _REFUSED
     return 0

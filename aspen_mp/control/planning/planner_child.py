@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo, make
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment, format_bytes, memory_available
+from aspen_mp.system import clock, processes, sockets
 from aspen_mp.workers import process
 
 IDLE_S: Final = 5.0
@@ -152,7 +152,7 @@ class Limits:
     nice: int = 0
 
 
-def _nothing(sock: socket.socket) -> None:
+def _nothing(sock: sockets.socket) -> None:
     """What a child of a model that has gone would do."""
 
 
@@ -163,7 +163,7 @@ class PlannerChild:
         self,
         loop: Loop,
         name: str,
-        serve: Callable[[socket.socket], None],
+        serve: Callable[[sockets.socket], None],
         keep: tuple[int, ...] = (),
         prepare: Callable[[], None] = lambda: None,
         limits: Limits = Limits(),
@@ -179,7 +179,7 @@ class PlannerChild:
         self._waiting: deque[Job] = deque()
         self._current: Job | None = None
         self._segments: list[Received] = []
-        self._sock: socket.socket | None = None
+        self._sock: sockets.socket | None = None
         self._out = memoryview(b"")
         self._pid = 0
         self._idle: Timer | None = None
@@ -258,7 +258,7 @@ class PlannerChild:
 
     def _start(self) -> None:
         self._prepare()
-        ours, theirs = socket.socketpair()
+        ours, theirs = sockets.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         keep = {theirs.fileno(), *self._keep}
@@ -422,7 +422,7 @@ class PlannerChild:
         pid, self._pid = self._pid, 0
         if kill:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                processes.kill(pid, signal.SIGKILL)
         if pid:
             self._loop.reap(pid, then)
         elif then is not None:
@@ -467,7 +467,7 @@ def _death(name: str, status: int) -> AspenError:
 class ChildSide:
     """The child's end: receives jobs, sends progress, segments and results."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: sockets.socket) -> None:
         self._sock = sock
         self._told = 0.0
         self._receiver: protocol.Receiver[ToChild] = protocol.Receiver(_to_child, MAX_FRAME)
@@ -497,19 +497,19 @@ class ChildSide:
             fds = ()
 
     def progress(self, step: str, done: int, total: int) -> None:
-        self._told = time.monotonic()
+        self._told = clock.monotonic()
         self.send(JobProgress(step, done, total))
 
     def further(self, step: str, done: int, total: int) -> None:
         """As `progress`, now and then: of what is said often, and quickly, nobody needs all."""
-        if time.monotonic() - self._told >= SAID_S:
+        if clock.monotonic() - self._told >= SAID_S:
             self.progress(step, done, total)
 
 
-def _child(sock: socket.socket, name: str, serve: Callable[[socket.socket], None], limits: Limits) -> int:
+def _child(sock: sockets.socket, name: str, serve: Callable[[sockets.socket], None], limits: Limits) -> int:
     """In the forked process."""
     try:
-        os.nice(limits.nice)
+        processes.nice(limits.nice)
         process.limit_memory(limits.memory_bytes or memory_available())
         process.faults_tell_scarcity(NO_MEMORY)
         serve(sock)

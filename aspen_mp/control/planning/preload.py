@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib
 import mmap
-import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import descriptors
 
 PLANNER: Final = (
     *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
@@ -76,7 +76,7 @@ def _have_room() -> None:
     fds: list[int] = []
     try:
         for _ in range(FDS):
-            fds.append(os.dup(0))  # noqa: PERF401
-        mmap.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+            fds.append(descriptors.dup(0))  # noqa: PERF401
+        descriptors.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     finally:
         protocol.close_all(fds)

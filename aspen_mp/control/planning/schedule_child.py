@@ -18,6 +18,7 @@ import msgspec
 from aspen_mp.control.wire.event_loop import PRIORITY_JOB, Loop
 from aspen_mp.control.wire.forked import end, forked
 from aspen_mp.planner.job.options import Objective
+from aspen_mp.system import descriptors, processes
 
 if TYPE_CHECKING:
     from aspen_mp.planner.coschedule.anytime import Step
@@ -81,22 +82,22 @@ class ScheduleChild:
         self._loop, self._found, self._ended = loop, found, ended
         self._said = b""
         self._over = False
-        self._heard, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._heard, told = descriptors.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             work = lambda: _run(networks, cores, objective, cache, told)  # noqa: E731
             keep = {told, *(network.fd for network in networks)}
             self._pid = forked(loop, work, self._gone, "aspen-schedule", keep=keep, oom_score=900, seconds=SECONDS)
         except OSError:
-            os.close(self._heard)
+            descriptors.close(self._heard)
             raise
         finally:
-            os.close(told)
+            descriptors.close(told)
         loop.watch(self._heard, PRIORITY_JOB, self._read)
 
     def _read(self) -> None:
         data = b""
         with suppress(BlockingIOError):
-            data = os.read(self._heard, 1 << 16)
+            data = descriptors.read(self._heard, 1 << 16)
         self._said += data
         if not data or len(self._said) > MOST_BYTES:
             self._loop.unwatch(self._heard)
@@ -114,7 +115,7 @@ class ScheduleChild:
         if not self._over and self._heard in self._loop:
             self._read()
         self._loop.unwatch(self._heard)
-        os.close(self._heard)
+        descriptors.close(self._heard)
         if self._over:
             return
         self._over = True
@@ -135,7 +136,7 @@ def _run(networks: Sequence[Network], cores: Sequence[Core], objective: Objectiv
     """In the forked process."""
     try:
         _stand_behind()
-        os.set_blocking(told, True)
+        descriptors.set_blocking(told, True)
         _solve(networks, cores, objective, cache, told)
     except Exception:
         traceback.print_exc()
@@ -146,9 +147,9 @@ def _run(networks: Sequence[Network], cores: Sequence[Core], objective: Objectiv
 
 def _stand_behind() -> None:
     """At nice 19 alone a worker that wakes may wait until the search has used up its slice; this class makes way at once."""
-    os.nice(19)
+    processes.nice(19)
     with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        processes.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _solve(networks: Sequence[Network], cores: Sequence[Core], objective: Objective, cache: str, told: int) -> None:
@@ -162,9 +163,9 @@ def _solve(networks: Sequence[Network], cores: Sequence[Core], objective: Object
     rates = local_rates.predicting(cache)
     whole = machine.Machine.of([machine.Core(core.speed, core.class_, core.cache, core.node) for core in cores], rates)
     domains = units.domain_of(whole)
-    runs = [Run(each.name, plan_file.in_segment(os.pread(each.fd, each.nbytes, 0)), each.times) for each in networks]
+    runs = [Run(each.name, plan_file.in_segment(descriptors.pread(each.fd, each.nbytes, 0)), each.times) for each in networks]
     for step in improve(runs, whole, rates, objective):
-        os.write(told, msgspec.json.encode(_candidate(step, domains)) + b"\n")
+        descriptors.write(told, msgspec.json.encode(_candidate(step, domains)) + b"\n")
 
 
 def _candidate(step: Step, domains: list[int]) -> Candidate:

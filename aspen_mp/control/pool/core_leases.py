@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from aspen_mp.shm.scarcity import OPENING
+from aspen_mp.system import descriptors, filesystem
 
 FOLDER = "/tmp/aspen-mp-cores"
 """The folder of all users, because they share the cores."""
@@ -104,18 +105,18 @@ class Leases:
     def close(self) -> None:
         self._held.clear()
         if self._fd >= 0:
-            os.close(self._fd)
+            descriptors.close(self._fd)
             self._fd = -1
 
     # ---- the file
 
     def _renew(self) -> None:
         """Opens the file again where somebody has removed it, as cleaners of /tmp do, and takes levels of the new one."""
-        if self._fd < 0 or os.fstat(self._fd).st_nlink:
+        if self._fd < 0 or descriptors.fstat(self._fd).st_nlink:
             return
         with suppress(OSError):  # the next look tries again
             old, self._fd = self._fd, _open(self._where)
-            os.close(old)
+            descriptors.close(old)
             held, self._held = self._held, {}
             for cpu, own in held.items():
                 for _ in own:
@@ -126,7 +127,7 @@ class Leases:
         if self._fd < 0:
             return True
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
+            descriptors.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
         except (BlockingIOError, PermissionError):
             return False
         except OSError:
@@ -136,12 +137,12 @@ class Leases:
     def _unlock(self, cpu: int, level: int) -> None:
         if self._fd >= 0 and level < LEVELS:
             with suppress(OSError):
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
+                descriptors.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, cpu * LEVELS + level, 1, 0))
 
     def _somebody(self, begin: int, end: int) -> _Range | None:
         """A lock of another runtime in this range of bytes, if there is one."""
         try:
-            found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
+            found = descriptors.fcntl(self._fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
         except OSError:
             return None
         kind, _, start, length, _ = _LOCK.unpack(found)
@@ -159,12 +160,12 @@ def _open(folder: str) -> int:
     The folder is not a link and has the sticky bit, so that nobody removes another user's file. Anybody may lock the file.
     """
     with suppress(OSError):
-        os.mkdir(folder)
-        os.chmod(folder, 0o1777)
+        filesystem.mkdir(folder)
+        filesystem.chmod(folder, 0o1777)
     inside = -1
     try:
-        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        info = os.fstat(inside)
+        inside = descriptors.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        info = descriptors.fstat(inside)
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             return -1
         return _open_file(inside)
@@ -174,7 +175,7 @@ def _open(folder: str) -> int:
         return -1
     finally:
         if inside >= 0:
-            os.close(inside)
+            descriptors.close(inside)
 
 
 def _open_file(inside: int) -> int:
@@ -182,15 +183,15 @@ def _open_file(inside: int) -> int:
     how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     for _ in range(2):
         with suppress(FileNotFoundError):
-            fd = os.open(FILE, how, dir_fd=inside)
-            if stat.S_ISREG(os.fstat(fd).st_mode):
+            fd = descriptors.open(FILE, how, dir_fd=inside)
+            if stat.S_ISREG(descriptors.fstat(fd).st_mode):
                 return fd
-            os.close(fd)
+            descriptors.close(fd)
             return -1
-        mask = os.umask(0)
+        mask = filesystem.umask(0)
         try:
             with suppress(FileExistsError):
-                return os.open(FILE, how | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
+                return descriptors.open(FILE, how | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=inside)
         finally:
-            os.umask(mask)
+            filesystem.umask(mask)
     return -1

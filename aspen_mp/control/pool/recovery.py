@@ -9,7 +9,6 @@ from their inputs. A tile whose execution ends worker after worker fails its req
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import Mapping
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.scarcity import reason
+from aspen_mp.system import clock
 
 PARK_S: Final = 2.0
 """How long a worker may take to finish the tile in hand; then it is ended as well. Kernels take milliseconds, opaque tiles maybe longer."""
@@ -153,7 +153,7 @@ class Recovery:
         self._failed = 0 if death.booted else self._failed + (not death.killed)
         fault = death.number in FAULTS
         if fault:
-            self._faults.append(time.monotonic())
+            self._faults.append(clock.monotonic())
         self._restart |= fault or death.abandoned  # of the latter nobody knows what it is dying of
         if death.at is not None:
             if death.abandoned:
@@ -161,7 +161,7 @@ class Recovery:
             if not death.late:
                 self._blame(death.at, fault, death.hung)
         if self._since is None:
-            self._since = time.monotonic()
+            self._since = clock.monotonic()
             self.table.epoch_begin()
         self.look()
 
@@ -185,7 +185,7 @@ class Recovery:
         if self._since is None or self.closed:
             return
         late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
-        left = self._since + PARK_S - time.monotonic()
+        left = self._since + PARK_S - clock.monotonic()
         doomed = late if left < 0 else self.pool.stopped(late)
         if doomed:
             self.pool.kill(doomed)
@@ -255,7 +255,7 @@ class Recovery:
             mapping.close()
         self.table.epoch_end()
         self.recoveries += 1
-        self.last_stop_s = time.monotonic() - self._since
+        self.last_stop_s = clock.monotonic() - self._since
         self.event_log.warning("recovered", seconds=self.last_stop_s, **outcome)
         self.outages.ended(self.pool.running, self._restart)
         self._since = None
@@ -282,7 +282,7 @@ class Recovery:
                 self.give_up(self.last)
             return
         delay = min(MOST_DELAY_S, 0.01 * 2**self._unborn) if self._unborn else 0.0
-        if len(self._faults) == BURST and time.monotonic() - self._faults[0] < BURST_S:
+        if len(self._faults) == BURST and clock.monotonic() - self._faults[0] < BURST_S:
             delay = MOST_DELAY_S
         if delay:
             self.loop.later(delay, self._start)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Final
 
 from aspen_mp.control.wire.status import Outage
+from aspen_mp.system import clock
 
 KEPT: Final = 64
 
@@ -21,7 +21,7 @@ class RecoveryStats:
     def died(self, pid: int) -> None:
         """A worker has died: an outage begins, or there is one more in this one."""
         if self._now is None:
-            self._now = Outage(began=time.monotonic(), pids=[], ended=0.0, runs=None, survivors=0, restarted=False)
+            self._now = Outage(began=clock.monotonic(), pids=[], ended=0.0, runs=None, survivors=0, restarted=False)
         self._now.pids.append(pid)
 
     def ended(self, survivors: int, restarted: bool) -> None:
@@ -29,14 +29,14 @@ class RecoveryStats:
         outage, self._now = self._now, None
         if outage is None:
             return
-        outage.ended, outage.survivors, outage.restarted = time.monotonic(), survivors, restarted
+        outage.ended, outage.survivors, outage.restarted = clock.monotonic(), survivors, restarted
         if survivors:
             outage.runs = outage.ended
         self._latest.append(outage)
 
     def running(self) -> None:
         """A new worker runs."""
-        now = time.monotonic()
+        now = clock.monotonic()
         for outage in reversed(self._latest):
             if outage.runs is not None:
                 return

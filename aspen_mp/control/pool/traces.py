@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import clock, descriptors, processes
 
 BUFFER_BYTES: Final = 128 << 20
 """Bytes of the rings of all rows together where the client has not said."""
@@ -103,8 +103,8 @@ class Traces:
 
     def _record(self, client: int, pid: int, capacity: int, segment: Segment, model_of: Callable[[int], str]) -> None:
         _control.trace_format(segment.mapping, self._rows, capacity)
-        number = self._segments.add("trace", segment.nbytes, os.dup(segment.fd), f"process {pid}")
-        trace = ActiveTrace(client, number, capacity, _control.clock(), time.time(), self._pool.present())
+        number = self._segments.add("trace", segment.nbytes, descriptors.dup(segment.fd), f"process {pid}")
+        trace = ActiveTrace(client, number, capacity, _control.clock(), clock.time(), self._pool.present())
         try:
             for plan in self._table.plans():
                 self._add(trace, plan, model_of(plan), 0)
@@ -124,7 +124,7 @@ class Traces:
             self._stop(trace)
         about = {
             "runtime": self._name,
-            "pid": os.getpid(),
+            "pid": processes.getpid(),
             "unix_time": trace.unix_time,
             "began": trace.began,
             "ended": trace.ended,
@@ -195,10 +195,10 @@ class Traces:
 
     def _add(self, trace: ActiveTrace, number: int, model: str, since: int) -> None:
         about = self._table.plan(number)
-        fd = os.dup(self._segments[about["segment"]].fd)
+        fd = descriptors.dup(self._segments[about["segment"]].fd)
         trace.plans.append(TracedPlan(number, about["generation"], about["instances"], since, fd, model))
         while len(trace.plans) > KEPT_PLANS:
-            os.close(trace.plans.popleft().fd)
+            descriptors.close(trace.plans.popleft().fd)
             trace.forgotten += 1
 
     def close(self) -> None:
@@ -209,32 +209,32 @@ class Traces:
 
 def _let_go(trace: ActiveTrace) -> None:
     for plan in trace.plans:
-        os.close(plan.fd)
+        descriptors.close(plan.fd)
     trace.plans.clear()
 
 
 def _written(data: bytes) -> int:
-    fd = os.memfd_create("aspen-trace", os.MFD_CLOEXEC)
+    fd = descriptors.memfd_create("aspen-trace", os.MFD_CLOEXEC)
     try:
         view = memoryview(data)
         while view:
-            view = view[os.write(fd, view) :]
+            view = view[descriptors.write(fd, view) :]
     except BaseException:
-        os.close(fd)
+        descriptors.close(fd)
         raise
     return fd
 
 
 def _copied(source: int) -> int:
-    size, offset = os.fstat(source).st_size, 0
-    fd = os.memfd_create("aspen-traced-plan", os.MFD_CLOEXEC)
+    size, offset = descriptors.fstat(source).st_size, 0
+    fd = descriptors.memfd_create("aspen-traced-plan", os.MFD_CLOEXEC)
     try:
         while offset < size:
-            n = os.sendfile(fd, source, offset, size - offset)
+            n = descriptors.sendfile(fd, source, offset, size - offset)
             if not n:
                 break
             offset += n
     except BaseException:
-        os.close(fd)
+        descriptors.close(fd)
         raise
     return fd

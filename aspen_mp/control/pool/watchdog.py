@@ -30,7 +30,6 @@ second and a clock's reading; more only when a heartbeat stands still.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from typing import Final, Protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop, Timer
 from aspen_mp.shm.bindings import _control
+from aspen_mp.system import clock, filesystem
 
 LEAST_S = 1.0
 TIMES = 10.0
@@ -89,7 +89,7 @@ class _Stand:
     stuck: float = 0.0
     bound: tuple[float, float, str] | None = None
     woken: bool = False
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=clock.monotonic)
     unwanted: float | None = None
     reported: bool = False
 
@@ -165,7 +165,7 @@ class Watchdog:
             pulse = (heartbeat, item, parked)
             with suppress(OSError):  # it has just ended
                 if stand is None or (stand.pid, stand.pulse) != (worker.pid, pulse):
-                    self._stands[worker.row] = _Stand(worker.pid, pulse, time.monotonic(), cpu_seconds(worker.pid))
+                    self._stands[worker.row] = _Stand(worker.pid, pulse, clock.monotonic(), cpu_seconds(worker.pid))
                 elif parked:
                     still |= self._parked(worker, stand, interval)
                 else:
@@ -178,11 +178,11 @@ class Watchdog:
     def seconds(self, row: int) -> float:
         """The seconds for which a worker has been seen in the tile that it executes; 0 where it moves."""
         stand = self._stands.get(row)
-        return time.monotonic() - stand.since if stand is not None and stand.looks and stand.pulse[1] else 0.0
+        return clock.monotonic() - stand.since if stand is not None and stand.looks and stand.pulse[1] else 0.0
 
     def _spend(self, worker: Watched, stand: _Stand, interval: float) -> None:
         """Counts what it has done since the last look."""
-        now, cpu = time.monotonic(), cpu_seconds(worker.pid)
+        now, cpu = clock.monotonic(), cpu_seconds(worker.pid)
         passed, used = now - stand.at, cpu - stand.cpu
         stand.at, stand.cpu = now, cpu
         stand.looks += 1
@@ -227,7 +227,7 @@ class Watchdog:
 
     def _tile(self, worker: Watched, stand: _Stand, at: At) -> bool:
         """It has been in this tile since the last look. Whether it was ended, because nobody wants what comes of it."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - stand.since > SLOW_S and not stand.reported:
             stand.reported = True
             self._slow(worker.row, now - stand.since, at)
@@ -261,13 +261,13 @@ class Watchdog:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process, all its threads. OSError if there is none."""
-    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid() makes it: the process's CPU-time clock
+    return clock.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid() makes it: the process's CPU-time clock
 
 
 def _state(pid: int) -> str:
     """The state of a process's main thread, as in /proc/pid/stat."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with filesystem.open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return ""

@@ -19,6 +19,7 @@ from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of, watched
 from aspen_mp.control.wire.forked import fork
 from aspen_mp.control.wire.spawn import spawn, start_worker
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import descriptors, processes, sockets
 from aspen_mp.workers import wire
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ class WorkerSpawner:
     def __init__(self) -> None:
         self._pid = 0
         self._pidfd = -1
-        self._sock: socket.socket | None = None
+        self._sock: sockets.socket | None = None
         self._ready = False
         self._deaths = 0
-        self._early: deque[socket.socket] = deque()
+        self._early: deque[sockets.socket] = deque()
         self._loop: Loop | None = None
         self._event_log: EventLog | None = None
 
@@ -53,13 +54,13 @@ class WorkerSpawner:
 
     def fork_zygote(self) -> None:
         """Forks it from this process, which has one thread and has imported little; where that fails there is none."""
-        parent = os.getpid()
+        parent = processes.getpid()
         with suppress(OSError):
             self._begin(lambda theirs: fork(lambda: _be_zygote(parent, theirs), "aspen-zygote", keep={theirs.fileno()}))
 
-    def _begin(self, start: Callable[[socket.socket], int]) -> None:
+    def _begin(self, start: Callable[[sockets.socket], int]) -> None:
         """A zygote's process, by `start` of its socket. OSError where there is none, or its end could not be watched: then it is ended."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = sockets.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = start(theirs)
         except OSError:
@@ -84,7 +85,7 @@ class WorkerSpawner:
         if self._sock is not None or self._loop is None:
             return
         try:
-            self._begin(lambda theirs: spawn("aspen_mp.workers.zygote", [str(os.getpid())], theirs))
+            self._begin(lambda theirs: spawn("aspen_mp.workers.zygote", [str(processes.getpid())], theirs))
             self._watch()
         except OSError as error:
             if self._sock is not None:
@@ -111,7 +112,7 @@ class WorkerSpawner:
         """Ends the zygote and reaps it: (pid, exit code)."""
         assert self._sock is not None
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            processes.kill(self._pid, signal.SIGKILL)
         pid, self._pid = self._pid, 0
         status = -signal.SIGKILL
         if ended(self._pidfd, REAP_S):
@@ -120,7 +121,7 @@ class WorkerSpawner:
             self._loop.reap(pid)
         if self._loop is not None:
             self._loop.unwatch(self._pidfd)
-        os.close(self._pidfd)
+        descriptors.close(self._pidfd)
         self._sock.close()
         self._sock, self._ready = None, False
         return pid, status
@@ -150,7 +151,7 @@ class WorkerSpawner:
             if pid and self._loop is not None:
                 self._loop.reap(pid)
 
-    def start(self) -> tuple[int, socket.socket]:
+    def start(self) -> tuple[int, sockets.socket]:
         """A worker process that waits for its setup: its pid and the socket to it. Raises OSError."""
         sock = self._early.popleft() if self._early else self._ask()
         if sock is not None:
@@ -161,11 +162,11 @@ class WorkerSpawner:
             sock.close()
         return start_worker()
 
-    def _ask(self, *, wait: bool = False) -> socket.socket | None:
+    def _ask(self, *, wait: bool = False) -> sockets.socket | None:
         """Asks the zygote for a worker, whose socket is returned. None where it is not there, or, unless told to `wait`, not ready yet."""
         if self._sock is None or not (wait or self._is_ready()):
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = sockets.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             wire.send(self._sock, wire.FORK, fds=(theirs.fileno(),))
         except OSError:
@@ -182,7 +183,7 @@ class WorkerSpawner:
                 self._ready = wire.receive(self._sock)[0] == wire.HELLO
         return self._ready
 
-    def _hello(self, sock: socket.socket) -> int:
+    def _hello(self, sock: sockets.socket) -> int:
         """The pid of the worker at the other end; 0 where there is none."""
         if not _readable(sock, ANSWER_S):
             if self._sock is not None:
@@ -196,14 +197,14 @@ class WorkerSpawner:
         return 0
 
 
-def _be_zygote(parent: int, sock: socket.socket) -> NoReturn:
+def _be_zygote(parent: int, sock: sockets.socket) -> NoReturn:
     """Runs the zygote in the forked process."""
     from aspen_mp.workers import zygote
 
     zygote.serve(parent, sock)
 
 
-def _readable(sock: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
+def _readable(sock: sockets.socket, seconds: float) -> bool:
+    poll = sockets.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(seconds * 1e3))

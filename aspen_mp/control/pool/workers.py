@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -28,6 +26,7 @@ from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.words import count
+from aspen_mp.system import clock, descriptors, processes, sockets
 from aspen_mp.workers import topology, wire
 
 BOOT_S = 30.0
@@ -46,10 +45,10 @@ class Worker:
     row: int
     pid: int
     pidfd: int
-    sock: socket.socket
+    sock: sockets.socket
     place: Place
     core_class: str
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=clock.monotonic)
     state: str = field(default="starting", init=False)
     error: str = field(default="", init=False)
     hung: str = field(default="", init=False)
@@ -248,7 +247,7 @@ class WorkerPool:
             for worker in self._staying():
                 if worker.cpu == cpu:
                     with suppress(OSError):  # it has ended, or the CPU has gone: the next look sees to that
-                        os.sched_setaffinity(worker.pid, {cpu})
+                        processes.sched_setaffinity(worker.pid, {cpu})
 
     def refill(self) -> None:
         """Starts a worker for each that has died. Where descriptors, memory or processes are lacking for that, it is tried again and again.
@@ -313,7 +312,7 @@ class WorkerPool:
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
             place = Place(machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0], place.home)
-        since = time.monotonic()
+        since = clock.monotonic()
         pid, ours = self._spawner.start()
         ours.setblocking(False)
         try:
@@ -336,7 +335,7 @@ class WorkerPool:
             self._send(worker, wire.SYNC, self.seq)
         except BaseException:  # it would wait for ever for what it has not been sent
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                processes.kill(pid, signal.SIGKILL)
             self._forget(worker)
             self._table.worker_gone(row)
             raise
@@ -349,7 +348,7 @@ class WorkerPool:
         if worker.place.home is not None or worker.cpu not in self._leases.shared:
             return worker.cpu
         with suppress(OSError):
-            os.sched_setaffinity(worker.pid, alike(machine, worker.cpu))
+            processes.sched_setaffinity(worker.pid, alike(machine, worker.cpu))
         return -1
 
     def _claim(self, place: Place, machine: topology.Topology) -> Place:
@@ -424,7 +423,7 @@ class WorkerPool:
         copies: list[int] = []
         try:
             for fd in fds:
-                copies.append(os.dup(fd))  # noqa: PERF401
+                copies.append(descriptors.dup(fd))  # noqa: PERF401
             if later:
                 self._loop.later(SCARCE_S, lambda: self._flush(worker))
             elif not worker.out:
@@ -478,7 +477,7 @@ class WorkerPool:
         if kind == wire.READY and worker.state == "starting":
             worker.state = "running"
             self._booted(worker)
-            self._event_log.info("worker-joined", **worker.facts(), seconds=time.monotonic() - worker.since)
+            self._event_log.info("worker-joined", **worker.facts(), seconds=clock.monotonic() - worker.since)
             self._listener.worker_ready()
         elif kind == wire.DRAINED:
             self._listener.drained()
@@ -576,7 +575,7 @@ class WorkerPool:
         if worker.state != "abandoned":
             self._let_go(worker)
         self._loop.unwatch(worker.pidfd)
-        os.close(worker.pidfd)
+        descriptors.close(worker.pidfd)
         return status_of(worker.pid)
 
     def _let_go(self, worker: Worker) -> None:
@@ -622,9 +621,9 @@ class WorkerPool:
         the kernel: it is gone as soon as it can be."""
         for worker in self._rows.values():
             self._kill(worker)
-        deadline = time.monotonic() + REAP_S
+        deadline = clock.monotonic() + REAP_S
         for worker in list(self._rows.values()):
-            if ended(worker.pidfd, deadline - time.monotonic()):
+            if ended(worker.pidfd, deadline - clock.monotonic()):
                 self._forget(worker)
                 self._table.worker_gone(worker.row)
 
@@ -642,7 +641,7 @@ class WorkerPool:
     def _kill(self, worker: Worker) -> None:
         """Kills it. The news of its end comes from its pidfd; where none comes, it is abandoned: nothing here ever waits for it."""
         with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
+            processes.kill(worker.pid, signal.SIGKILL)
         if worker.doomed is None and worker.state != "abandoned":
             worker.doomed = self._loop.later(REAP_S, partial(self._abandon, worker))
 
@@ -680,7 +679,7 @@ class WorkerPool:
 
 def _is_stopped(worker: Worker) -> bool:
     try:
-        return os.waitid(os.P_PIDFD, worker.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return processes.waitid(os.P_PIDFD, worker.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
 
@@ -695,4 +694,4 @@ def _why(status: int, error: str) -> str:
 
 def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        descriptors.close(fd)

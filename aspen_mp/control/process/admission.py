@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from functools import partial
 
 import aspen_mp
@@ -15,6 +13,7 @@ from aspen_mp.control.wire.answers import guarded
 from aspen_mp.control.wire.connection import Connection
 from aspen_mp.shm.bindings import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError
+from aspen_mp.system import clock, descriptors, processes
 
 
 class Admission:
@@ -57,7 +56,7 @@ class Admission:
         with sealed("client", _control.CLIENT_BYTES) as own:
             tally = models.requests.make()
             try:
-                segment = self._parts.memory.segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
+                segment = self._parts.memory.segments.add("client", own.nbytes, descriptors.dup(own.fd), f"process {connection.pid}")
                 try:
                     number = self._parts.workers.table.add_client(segment, own.mapping)
                 except AspenError:
@@ -65,10 +64,10 @@ class Admission:
                     pool.publish()
                     raise
             except BaseException:
-                os.close(tally)
+                descriptors.close(tally)
                 raise
             pool.publish()
-            client = clients[connection] = Client(connection, number, segment, {}, time.time(), tally)
+            client = clients[connection] = Client(connection, number, segment, {}, clock.time(), tally)
             connection.send(self._about(client), (own.fd, self._parts.workers.doorbell.fd, tally))
         if len(clients) == 1:
             models.imports.while_idle(lambda: not models.store.names())
@@ -76,7 +75,7 @@ class Admission:
     def _about(self, client: Client) -> protocol.Welcome:
         said, config = client.connection.challenge, self._parts.config
         proof = identity.proof(self._address.secret, said) if said else ""
-        facts = (config.name, str(self._address), os.getpid(), client.number, aspen_mp.__version__)
+        facts = (config.name, str(self._address), processes.getpid(), client.number, aspen_mp.__version__)
         return protocol.Welcome(*facts, proof, config.max_queued)
 
     def gone(self, connection: Connection) -> None:

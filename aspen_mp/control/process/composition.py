@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
 
 from aspen_mp.control.memory.async_alloc import AsyncAllocator
 from aspen_mp.control.memory.async_free import AsyncReleaser
@@ -48,9 +46,10 @@ from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, Loop
 from aspen_mp.control.wire.listener import Listener
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import clock, descriptors, sockets
 
 
-def _base(config: Config, starter: socket.socket) -> Base:
+def _base(config: Config, starter: sockets.socket) -> Base:
     loop, event_log = Loop(), EventLog(config.name, config.log)
     shortages = ShortageLog(event_log)
     loop.on_scarce = shortages.note
@@ -81,7 +80,7 @@ def _workers(config: Config, base: Base, spawner: WorkerSpawner) -> Workers:
     )
     table.set_stealing(config.stealing)
     table.set_policy(config.order)
-    parked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    parked = descriptors.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     pool = WorkerPool(
         loop=base.loop,
         table=table,
@@ -148,7 +147,7 @@ def _schedules(config: Config, base: Base, workers: Workers, store: ModelStore) 
         name=lambda model: store.names().get(model, ""),
     )
     child = lambda *what: ScheduleChild(base.loop, *what)  # noqa: E731
-    return Schedules(view, base.event_log, now=time.monotonic, later=base.loop.later, child=child, cache=config.cache)
+    return Schedules(view, base.event_log, now=clock.monotonic, later=base.loop.later, child=child, cache=config.cache)
 
 
 def _care(config: Config, base: Base, workers: Workers, memory: Memory, models: Models) -> Care:
@@ -169,8 +168,8 @@ def _care(config: Config, base: Base, workers: Workers, memory: Memory, models: 
     return Care(tiles=tiles, recovery=recovery, watchdog=watchdog)
 
 
-def _parts(config: Config, starter: socket.socket, spawner: WorkerSpawner) -> Parts:
-    started = time.time()
+def _parts(config: Config, starter: sockets.socket, spawner: WorkerSpawner) -> Parts:
+    started = clock.time()
     base = _base(config, starter)
     workers = _workers(config, base, spawner)
     memory, resources = _memory(config, base, workers)
@@ -180,7 +179,7 @@ def _parts(config: Config, starter: socket.socket, spawner: WorkerSpawner) -> Pa
 
 
 class PlannerProcess:
-    def __init__(self, config: Config, claim: run_directory.Claim | None, starter: socket.socket, spawner: WorkerSpawner) -> None:
+    def __init__(self, config: Config, claim: run_directory.Claim | None, starter: sockets.socket, spawner: WorkerSpawner) -> None:
         """`claim`: of its name, where it has one. `spawner`: it may have begun to start workers already."""
         self._claim = claim
         parts = self._parts = _parts(config, starter, spawner)
@@ -232,4 +231,4 @@ class PlannerProcess:
             self._claim.release()
         memory.segments.close()
         base.loop.close()
-        os.close(workers.parked)
+        descriptors.close(workers.parked)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import socket
 import sys
 from contextlib import suppress
 
@@ -17,10 +15,11 @@ from aspen_mp.control.wire import protocol, run_directory
 from aspen_mp.control.wire.spawn import SOCKET_FD
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
+from aspen_mp.system import processes, sockets
 from aspen_mp.workers import process
 
 
-def _started(config: Config, starter: socket.socket, spawner: WorkerSpawner) -> PlannerProcess:
+def _started(config: Config, starter: sockets.socket, spawner: WorkerSpawner) -> PlannerProcess:
     """The planner process, or an error and no files of its name in the run directory."""
     claim = run_directory.Claim(config.name) if config.name else None
     try:
@@ -33,14 +32,14 @@ def _started(config: Config, starter: socket.socket, spawner: WorkerSpawner) -> 
 
 def run(argv: list[str], spawner: WorkerSpawner) -> None:
     """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `spawner`: see `PlannerProcess`."""
-    sock = socket.socket(fileno=SOCKET_FD)
+    sock = sockets.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
     process.set_name("aspen-planner")
     # One thread here, whatever numpy's BLAS would like: planning children are forked from this process.
     process.one_thread()
     with suppress(OSError, ValueError):  # each client takes several descriptors, each model too
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        most = processes.getrlimit(resource.RLIMIT_NOFILE)[1]
+        processes.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         planner = _started(msgspec.json.decode(argv[0], type=Config), sock, spawner)
     except (AspenError, OSError, MemoryError) as error:
@@ -60,4 +59,4 @@ def run(argv: list[str], spawner: WorkerSpawner) -> None:
     finally:
         planner.close()
         sys.stderr.flush()
-        os._exit(status)  # the interpreter's own end would only take time from whoever waits for ours
+        processes._exit(status)  # the interpreter's own end would only take time from whoever waits for ours

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from typing import cast
 
 import msgspec
@@ -15,6 +13,7 @@ from aspen_mp.control.memory.segments import Held
 from aspen_mp.control.process.parts import Parts
 from aspen_mp.control.wire import status
 from aspen_mp.shm.bindings import _control
+from aspen_mp.system import clock, descriptors, processes
 
 
 def encoded(parts: Parts) -> bytes:
@@ -47,11 +46,11 @@ def describe(parts: Parts) -> status.Status:
 def _runtime(parts: Parts) -> status.About:
     return status.About(
         name=parts.config.name,
-        pid=os.getpid(),
+        pid=processes.getpid(),
         zygote=parts.workers.spawner.zygote,
         version=aspen_mp.__version__,
         started=parts.started,
-        uptime_s=time.time() - parts.started,
+        uptime_s=clock.time() - parts.started,
         ready=parts.workers.pool.running > 0,
         max_workers=parts.workers.cores.max_workers,
         restarts=parts.config.restarts,
@@ -101,7 +100,7 @@ def _client(parts: Parts, client: Client) -> status.Client:
 
 def _waiting(parts: Parts, client: Client) -> int:
     """Requests that a client has submitted and no worker has started."""
-    data = os.pread(parts.memory.segments[client.segment].fd, _control.SLOTS // 8, _control.CLIENT_PENDING)
+    data = descriptors.pread(parts.memory.segments[client.segment].fd, _control.SLOTS // 8, _control.CLIENT_PENDING)
     return int.from_bytes(data, "little").bit_count()
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from aspen_mp.control.pool.recovery import Death
 from aspen_mp.control.process.admission import Admission
 from aspen_mp.control.process.parts import Parts
+from aspen_mp.system import descriptors
 
 
 class Supervisor:
@@ -34,7 +33,7 @@ class Supervisor:
 
     def parked(self) -> None:
         """One or more have parked for a recovery."""
-        os.eventfd_read(self._parts.workers.parked)
+        descriptors.eventfd_read(self._parts.workers.parked)
         self._parts.care.recovery.look()
 
     def worker_stopped(self) -> None:

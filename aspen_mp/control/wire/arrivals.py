@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -15,6 +13,7 @@ from typing import Final
 from aspen_mp.control.wire import run_directory
 from aspen_mp.shm.errors import RuntimeNotFound
 from aspen_mp.shm.greenlets import readable
+from aspen_mp.system import clock, descriptors, sockets
 
 _CREATE: Final = 0x100
 _MOVED_TO: Final = 0x80
@@ -40,9 +39,9 @@ class Watch:
                         raise _failure()
             finally:
                 for directory in directories.values():
-                    os.close(directory)  # or its removal would not be told
+                    descriptors.close(directory)  # or its removal would not be told
         except BaseException:
-            os.close(self._fd)
+            descriptors.close(self._fd)
             raise
         self.ended = False
         """Whether one of them is no longer what its name leads to."""
@@ -51,7 +50,7 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        os.close(self._fd)
+        descriptors.close(self._fd)
 
     def wait(self, seconds: float, stop: int) -> bool:
         """Sleeps until something has appeared in the directory, or it has gone. False after `seconds`, and once `stop` is readable."""
@@ -61,7 +60,7 @@ class Watch:
         if self._fd not in ready or stop in ready:
             return False
         with suppress(BlockingIOError):
-            data = os.read(self._fd, 1 << 16)
+            data = descriptors.read(self._fd, 1 << 16)
             while data:
                 _, mask, _, length = _EVENT.unpack_from(data)
                 self.ended |= bool(mask & _GONE)
@@ -74,7 +73,7 @@ def _failure() -> OSError:
     return OSError(error, f"the run directory cannot be watched: {os.strerror(error)} (sysctl fs.inotify limits watches)")
 
 
-def sockets(name: str, until: float, stop: int) -> Iterator[socket.socket]:
+def connections(name: str, until: float, stop: int) -> Iterator[sockets.socket]:
     """Connected sockets to the runtime `name`: one as soon as it listens, and, where the caller asks for more, one at each later change.
 
     `until`: of `time.monotonic`; there is at least one attempt. `stop`: a descriptor that ends the wait when it is readable. Raises
@@ -92,9 +91,9 @@ def sockets(name: str, until: float, stop: int) -> Iterator[socket.socket]:
             else:
                 yield sock
             if watch is not None and not watch.ended:
-                if not watch.wait(until - time.monotonic(), stop):
+                if not watch.wait(until - clock.monotonic(), stop):
                     break
-            elif time.monotonic() < until:  # what happened before this watch began the next attempt sees
+            elif clock.monotonic() < until:  # what happened before this watch began the next attempt sees
                 stack.close()
                 watch = stack.enter_context(Watch())
             else:

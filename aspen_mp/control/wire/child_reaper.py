@@ -11,13 +11,15 @@ import select
 import signal
 from contextlib import suppress
 
+from aspen_mp.system import processes, sockets
+
 REAP_S = 1.0
 """A process that was killed and has not ended after this time is left alone."""
 
 
 def ended(pidfd: int, seconds: float) -> bool:
     """Whether a process has ended, or does within `seconds`."""
-    poll = select.poll()
+    poll = sockets.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1e3))
 
@@ -26,10 +28,10 @@ def watched(pid: int) -> int:
     """A descriptor that becomes readable when a child that has just been started ends. OSError where there is none to be had: then the
     child is ended, because nobody would ever hear of it."""
     try:
-        return os.pidfd_open(pid)
+        return processes.pidfd_open(pid)
     except OSError:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            processes.kill(pid, signal.SIGKILL)
         status_of(pid)
         raise
 
@@ -41,9 +43,9 @@ def status_of(pid: int) -> int:
     """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended. So the worst is said,
     that it died of a fault of its own. It is reaped when the next one is."""
     for other in list(_zombies):
-        if os.waitpid(other, os.WNOHANG)[0]:
+        if processes.waitpid(other, os.WNOHANG)[0]:
             _zombies.remove(other)
-    found, status = os.waitpid(pid, os.WNOHANG)
+    found, status = processes.waitpid(pid, os.WNOHANG)
     if found:
         return status
     _zombies.append(pid)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import select
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +15,7 @@ from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import greenlets, readable
 from aspen_mp.shm.scarcity import start_thread
+from aspen_mp.system import descriptors, sockets, threads
 
 M = TypeVar("M", bound=protocol.Message)
 T = TypeVar("T")
@@ -40,7 +38,7 @@ class _Call:
     answer: protocol.ToClient | AspenError | None = None
     failure: BaseException | None = None
     received: Any = None
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threads.Event = field(default_factory=threads.Event)
 
 
 class ControlClient:
@@ -48,7 +46,7 @@ class ControlClient:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: sockets.socket,
         on_lost: Callable[[RuntimeLost], None],
         on_stopping: Callable[[protocol.Stopping], None] = lambda _: None,
     ) -> None:
@@ -57,13 +55,13 @@ class ControlClient:
         self._on_lost = on_lost
         self._on_stopping = on_stopping
         self._receiver = protocol.client_receiver()
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._ids = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._closed = False
         self.server_pid = 0
         self.lost: AspenError | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: threads.Thread | None = None
         self._in_greenlets = greenlets() is not None
 
     def handshake(self, package: str, timeout: float | None, secret: str = "") -> tuple[protocol.Welcome, list[int]]:
@@ -92,7 +90,7 @@ class ControlClient:
                             raise
                     self._sock.settimeout(None)
                     self.server_pid = message.pid
-                    self._thread = threading.Thread(target=self._read, name="aspen-mp control", daemon=True)
+                    self._thread = threads.Thread(target=self._read, name="aspen-mp control", daemon=True)
                     try:
                         start_thread(self._thread)
                     except BaseException:
@@ -264,7 +262,7 @@ class ControlClient:
             try:
                 data = data[protocol.send_part(self._sock, data, fds) :]
             except BlockingIOError:  # eventlet's sockets do not wait in `sendmsg`
-                select.select((), (self._sock,), ())
+                sockets.select((), (self._sock,), ())
             else:
                 fds = ()
 
@@ -277,7 +275,7 @@ class ControlClient:
             self.lost = self.lost or RuntimeLost("the runtime is closed")
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threads.current_thread():
             self._thread.join()
         self._sock.close()
         self._receiver.close()
@@ -288,4 +286,4 @@ class ControlClient:
         self.lost = error
         fd = self._sock.detach()
         if fd >= 0:  # not closed before the fork
-            os.close(fd)
+            descriptors.close(fd)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import deque
 from collections.abc import Callable
 
@@ -12,6 +10,7 @@ from aspen_mp.control.wire.event_loop import PRIORITY_CLIENT, SCARCE_S, Loop, Ti
 from aspen_mp.control.wire.identity import peer
 from aspen_mp.shm.errors import AspenError, ProtocolError
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import descriptors, processes, sockets
 
 MAX_BACKLOG = 16 << 20  # bytes that a client may leave unread before it is dropped
 MAX_UNANSWERED = 256  # requests of a client that may wait for their answers: each may hold a frame's worth of memory
@@ -23,7 +22,7 @@ class Connection:
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        sock: sockets.socket,
         on_message: Callable[[Connection, protocol.Message, list[int]], None],
         on_close: Callable[[Connection], None],
     ) -> None:
@@ -52,7 +51,7 @@ class Connection:
             return
         try:
             if self._pidfd < 0:
-                self._pidfd = os.pidfd_open(self.pid)
+                self._pidfd = processes.pidfd_open(self.pid)
             self._loop.watch(self._pidfd, PRIORITY_CLIENT, self.close)
         except ProcessLookupError:
             self._loop.later(0, self.close)
@@ -72,7 +71,7 @@ class Connection:
         copies: list[int] = []
         try:
             for fd in fds:
-                copies.append(os.dup(fd))  # noqa: PERF401
+                copies.append(descriptors.dup(fd))  # noqa: PERF401
         except OSError:
             protocol.close_all(copies)
             raise
@@ -112,7 +111,7 @@ class Connection:
         self._sock.close()
         if self._pidfd >= 0:
             self._loop.unwatch(self._pidfd)
-            os.close(self._pidfd)
+            descriptors.close(self._pidfd)
         self._receiver.close()
         for _, fds in self._out:
             protocol.close_all(fds)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
 from aspen_mp.shm.scarcity import reason
+from aspen_mp.system import clock
 
 KEPT: Final = 64
 SCARCE_SAID_S: Final = 10.0
@@ -51,7 +51,7 @@ class EventLog:
         return list(self._latest)
 
     def _keep(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> float:
-        now = time.time()
+        now = clock.time()
         self._latest.append({"time": now, "level": level, "event": event, **facts})
         for told in self._listeners:
             told(event, facts)
@@ -61,7 +61,7 @@ class EventLog:
         now = self._keep(level, event, facts)
         if self._level == "off" or (level == "info" and self._level == "warning"):
             return
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
+        when = clock.strftime("%Y-%m-%dT%H:%M:%S", clock.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
         words = [f"{key}={_written(value)}" for key, value in facts.items()]
         with suppress(OSError, ValueError):  # nobody listens any more
             sys.stderr.write(" ".join([when, f"aspen-mp[{self._runtime}]", event, *words]) + "\n")
@@ -77,7 +77,7 @@ class ShortageLog:
 
     def note(self, error: BaseException) -> None:
         """Something could not be done now, and is done later."""
-        why, now = reason(error), time.monotonic()
+        why, now = reason(error), clock.monotonic()
         if now - self._said_at.get(why, -SCARCE_SAID_S) >= SCARCE_SAID_S:
             self._event_log.warning("planner-lacks", why=why)
         self._said_at = {why: now}

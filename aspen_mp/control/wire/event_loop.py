@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import selectors
-import signal
-import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +16,7 @@ from typing import Final
 
 from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import clock, descriptors, processes, signals, sockets
 
 PRIORITY_SIGNAL: Final = 0
 PRIORITY_WORKER: Final = 1
@@ -48,10 +45,10 @@ class _Watch:
 
 class Loop:
     def __init__(self) -> None:
-        self._selector = selectors.EpollSelector()
+        self._selector = sockets.EpollSelector()
         self._timers: list[Timer] = []
         self._numbers = itertools.count()
-        self._wake, self._wake_write = socket.socketpair()
+        self._wake, self._wake_write = sockets.socketpair()
         self._wake.setblocking(False)
         self._wake_write.setblocking(False)
         self._signals: dict[int, Callable[[], object]] = {}
@@ -79,15 +76,15 @@ class Loop:
             self._selector.unregister(fd)
 
     def later(self, seconds: float, action: Callable[[], object]) -> Timer:
-        timer = Timer(time.monotonic() + seconds, next(self._numbers), action)
+        timer = Timer(clock.monotonic() + seconds, next(self._numbers), action)
         heapq.heappush(self._timers, timer)
         return timer
 
     def on_signal(self, number: int, action: Callable[[], object]) -> None:
         """The C-level handler writes the signal's number to a socket; `action` then runs in the loop, not in the handler."""
         self._signals[number] = action
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        signal.signal(number, lambda *_: None)
+        signals.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signals.signal(number, lambda *_: None)
 
     def _drain_signals(self) -> None:
         for number in self._wake.recv(4096):
@@ -138,10 +135,10 @@ class Loop:
     def _timeout(self) -> float | None:
         while self._timers and self._timers[0].action is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0].due - time.monotonic()) if self._timers else None
+        return max(0.0, self._timers[0].due - clock.monotonic()) if self._timers else None
 
     def _run_timers(self) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         while self._timers and self._timers[0].due <= now:
             action = heapq.heappop(self._timers).action
             if action is not None:
@@ -151,7 +148,7 @@ class Loop:
         """Collects the exit status of a child that is about to end, without waiting for it here; `then(status)` follows. Where there is no
         descriptor to watch the child by, that is tried again: its status is kept until somebody asks."""
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = processes.pidfd_open(pid)
         except OSError as error:
             if not is_scarce(error):
                 raise
@@ -161,7 +158,7 @@ class Loop:
 
         def gone() -> None:
             self.unwatch(pidfd)
-            os.close(pidfd)
+            descriptors.close(pidfd)
             status = status_of(self._reaping.pop(pidfd))
             if then is not None:
                 then(status)
@@ -175,7 +172,7 @@ class Loop:
         for pidfd, pid in self._reaping.items():
             if ended(pidfd, REAP_S):
                 status_of(pid)
-            os.close(pidfd)
+            descriptors.close(pidfd)
         self._selector.close()
         self._wake.close()
         self._wake_write.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from aspen_mp.control.wire.child_reaper import status_of
+from aspen_mp.system import processes, signals
 from aspen_mp.workers import process
 
 if TYPE_CHECKING:
@@ -28,23 +28,24 @@ def fork(
     `outlives` it. `name`: at most 15 characters. `oom_score`: as of `process.set_oom_score`. `seconds`: SIGALRM ends it after this time; 0:
     never.
     """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = FAILED
-    try:
-        if not outlives:
-            process.die_with(parent)
-        process.keep_only(set(keep))
-        process.set_name(name)
-        if oom_score:
-            process.set_oom_score(oom_score)
-        process.plain_signals()
-        signal.alarm(seconds)
-        status = work()
-    finally:
-        os._exit(status)
+    parent = processes.getpid()
+
+    def child() -> NoReturn:
+        status = FAILED
+        try:
+            if not outlives:
+                process.die_with(parent)
+            process.keep_only(set(keep))
+            process.set_name(name)
+            if oom_score:
+                process.set_oom_score(oom_score)
+            process.plain_signals()
+            signals.alarm(seconds)
+            status = work()
+        finally:
+            processes._exit(status)
+
+    return processes.fork(child)
 
 
 def forked(
@@ -72,4 +73,4 @@ def forked(
 def end(pid: int) -> None:
     """Ends a child that has not been reaped yet."""
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        processes.kill(pid, signal.SIGKILL)

@@ -7,12 +7,12 @@ answer to its `Hello`: the process knows the secret which the runtime's handles 
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Final, NamedTuple
 
 from aspen_mp.shm.errors import ProtocolError, RuntimeLost
+from aspen_mp.system import filesystem, processes, randomness, sockets
 
 SECRET_BYTES: Final = 16
 
@@ -37,7 +37,7 @@ class Address(NamedTuple):
     @classmethod
     def make(cls, name: str) -> Address:
         """The address of this process, which listens at `name`."""
-        return cls(name, start_time(os.getpid()), os.urandom(SECRET_BYTES).hex())
+        return cls(name, start_time(processes.getpid()), randomness.urandom(SECRET_BYTES).hex())
 
     def __str__(self) -> str:
         return f"{self.socket}:{self.started}:{self.secret}"
@@ -49,28 +49,28 @@ class Address(NamedTuple):
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since the machine did (field 22 of /proc/PID/stat); 0 where that is not known."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with filesystem.open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
 
 
-def peer(sock: socket.socket) -> tuple[int, int, int]:
+def peer(sock: sockets.socket) -> tuple[int, int, int]:
     """Process, user and group id of the other end (SO_PEERCRED)."""
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid, gid
 
 
-def check_peer(sock: socket.socket, started: int = 0) -> None:
+def check_peer(sock: sockets.socket, started: int = 0) -> None:
     """Raises unless the process that listens at the other end is of this user and, where both times are known, started at `started`.
 
     ProtocolError where it is another user's; RuntimeLost where it is another process of this user's: the runtime has ended then, and its
     name was taken. The kernel noted process and user when that end began to listen, so neither can be forged.
     """
     pid, uid, _ = peer(sock)
-    if uid != os.geteuid():
+    if uid != processes.geteuid():
         raise ProtocolError(
-            f"the socket of this runtime belongs to user {uid} (process {pid}), not to user {os.geteuid()}; nothing was sent there. "
+            f"the socket of this runtime belongs to user {uid} (process {pid}), not to user {processes.geteuid()}; nothing was sent there. "
             "The runtime has ended, and another user has taken its name"
         )
     found = start_time(pid) if started and pid else 0  # 0: a process of another pid namespace
@@ -80,7 +80,7 @@ def check_peer(sock: socket.socket, started: int = 0) -> None:
 
 def challenge() -> str:
     """A client's challenge in `Hello`, anew each time."""
-    return os.urandom(SECRET_BYTES).hex()
+    return randomness.urandom(SECRET_BYTES).hex()
 
 
 def proof(secret: str, said: str) -> str:

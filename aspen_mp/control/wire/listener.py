@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable
 from functools import partial
 from typing import Final, Protocol
@@ -15,6 +13,7 @@ from aspen_mp.control.wire.identity import peer
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import processes, sockets
 
 REST_S: Final = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
@@ -31,15 +30,15 @@ class Hearer(Protocol):
 
 
 class Listener:
-    def __init__(self, loop: Loop, starter: socket.socket) -> None:
+    def __init__(self, loop: Loop, starter: sockets.socket) -> None:
         """`starter`: the socket of whoever started the runtime, the first connection. `open` must follow, before the loop runs."""
         self._loop = loop
         self._hearer: Hearer
         self._connections: dict[Connection, None] = {}  # in the order in which they came
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[sockets.socket] = []
         self.starter = self._adopt(starter)
 
-    def open(self, listeners: Iterable[socket.socket], hearer: Hearer) -> None:
+    def open(self, listeners: Iterable[sockets.socket], hearer: Hearer) -> None:
         """Takes over these sockets and lets in who comes to them."""
         self._hearer = hearer
         for listener in listeners:
@@ -57,7 +56,7 @@ class Listener:
         for listener in self._listeners:
             listener.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: sockets.socket) -> None:
         try:
             sock, _ = listener.accept()
         except OSError as error:
@@ -71,12 +70,12 @@ class Listener:
             sock.close()
             self._rest(listener)
             return
-        if uid != os.getuid():
-            connection.refuse(ProtocolError(f"this runtime belongs to user {os.getuid()}, not to user {uid}"))
+        if uid != processes.getuid():
+            connection.refuse(ProtocolError(f"this runtime belongs to user {processes.getuid()}, not to user {uid}"))
         elif len(self._connections) >= _tables.LIMITS["clients"]:
             self._make_room(connection)
 
-    def _rest(self, listener: socket.socket) -> None:
+    def _rest(self, listener: sockets.socket) -> None:
         """The listener stays readable while connections wait: without a rest the loop would do nothing else."""
         self._loop.unwatch(listener.fileno())
 
@@ -95,7 +94,7 @@ class Listener:
         else:
             silent.refuse(ProtocolError("no handshake, and others wait for the place"))
 
-    def _adopt(self, sock: socket.socket) -> Connection:
+    def _adopt(self, sock: sockets.socket) -> Connection:
         connection = Connection(self._loop, sock, self._heard, self._closed)
         self._connections[connection] = None
         return connection

@@ -14,7 +14,6 @@ connection.
 from __future__ import annotations
 
 import array
-import os
 import socket
 import struct
 from collections import deque
@@ -27,6 +26,7 @@ from aspen_mp.planner.job.options import Objective
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
+from aspen_mp.system import descriptors, sockets
 
 VERSION: Final = 12
 MAX_FRAME: Final = 1 << 20
@@ -476,7 +476,7 @@ class Receiver(Generic[T]):
         """Whether the beginning of a frame is waiting for its end."""
         return bool(self._bytes or self._fds)
 
-    def read(self, sock: socket.socket) -> bool:
+    def read(self, sock: sockets.socket) -> bool:
         """One recvmsg. False at the end of the stream; ProtocolError if that end comes in mid-frame or descriptors were cut off."""
         try:
             data, ancillary, flags, _ = sock.recvmsg(1 << 16, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
@@ -557,10 +557,10 @@ def server_receiver() -> Receiver[ToServer]:
 
 def close_all(fds: Sequence[int] | deque[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        descriptors.close(fd)
 
 
-def send_part(sock: socket.socket, data: memoryview, fds: Sequence[int]) -> int:
+def send_part(sock: sockets.socket, data: memoryview, fds: Sequence[int]) -> int:
     """One sendmsg of a frame's remaining bytes; descriptors go with the frame's first byte. Returns how many bytes went."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     return sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from aspen_mp.shm.errors import ConfigError
+from aspen_mp.system import filesystem
 
 VARIABLE: Final = "ASPEN_MP_PYTHON"
 """The environment variable that names the interpreter of children."""
@@ -74,7 +75,7 @@ def interpreter() -> str:
         return os.path.abspath(found)
     odd: list[str] = []
     for candidate in _candidates():
-        if not os.access(candidate, os.X_OK):
+        if not filesystem.access(candidate, os.X_OK):
             continue
         if not _LOOKS_RIGHT.fullmatch(os.path.basename(candidate)):
             odd.append(candidate)

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from aspen_mp.control.wire.identity import Address, check_peer
 from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeNotFound
 from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.system import descriptors, filesystem, processes, randomness, sockets
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -50,7 +51,7 @@ def paths() -> list[str]:
 
 def _usual() -> tuple[str, str]:
     """Where the runtimes of login sessions lie, and those of processes without XDG_RUNTIME_DIR."""
-    user = os.getuid()
+    user = processes.getuid()
     return f"/run/user/{user}/aspen-mp", f"/tmp/aspen-mp-{user}"
 
 
@@ -72,9 +73,9 @@ def open_directory(where: str | None = None, *, create: bool) -> int:
     FileNotFoundError or ProtocolError; with `create` AspenError where it cannot be made."""
     where = path() if where is None else where
     fd = _open_or_make(where) if create else _open(where)
-    info = os.fstat(fd)
-    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
-        os.close(fd)
+    info = descriptors.fstat(fd)
+    if info.st_uid != processes.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
+        descriptors.close(fd)
         mode = f"{stat.S_IMODE(info.st_mode):04o}"
         raise ProtocolError(f"{where} belongs to user {info.st_uid} with mode {mode}; it must be yours with mode 0700")
     return fd
@@ -82,7 +83,7 @@ def open_directory(where: str | None = None, *, create: bool) -> int:
 
 def _open(where: str) -> int:
     try:
-        return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return descriptors.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
         raise ProtocolError(f"{where} is not a directory of its own (a file or a link); remove it") from None
     except OSError as error:
@@ -94,7 +95,7 @@ def _open(where: str) -> int:
 def _open_or_make(where: str) -> int:
     while True:
         try:
-            os.mkdir(where, 0o700)
+            filesystem.mkdir(where, 0o700)
         except FileExistsError:
             pass
         except OSError as error:
@@ -113,11 +114,11 @@ def _unusable(where: str, error: OSError) -> str:
 @contextmanager
 def _locked(directory: int, kind: int) -> Iterator[None]:
     """The directory, locked for moments: LOCK_SH or LOCK_EX."""
-    fcntl.flock(directory, kind)
+    descriptors.flock(directory, kind)
     try:
         yield
     finally:
-        fcntl.flock(directory, fcntl.LOCK_UN)
+        descriptors.flock(directory, fcntl.LOCK_UN)
 
 
 class Claim:
@@ -134,12 +135,12 @@ class Claim:
                     self._lock = self._acquire()
             finally:
                 if self._lock < 0:
-                    os.close(self._dir)
+                    descriptors.close(self._dir)
 
     def _acquire(self) -> int:
         while True:
             try:
-                fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+                fd = descriptors.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -147,60 +148,60 @@ class Claim:
                     raise
                 raise AspenError(_unusable(path(), error)) from None
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                descriptors.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.read(fd, 32).decode("ascii", "replace").strip()
-                os.close(fd)
+                holder = descriptors.read(fd, 32).decode("ascii", "replace").strip()
+                descriptors.close(fd)
                 raise AspenError(f"a runtime named {self.name!r} is running already (process {holder or 'unknown'})") from None
             # A runtime that ends may have removed the file between our open and our flock: then lock the new one.
             with suppress(FileNotFoundError):
-                now = os.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
-                if os.path.samestat(now, os.fstat(fd)):
+                now = filesystem.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
+                if os.path.samestat(now, descriptors.fstat(fd)):
                     try:
-                        os.ftruncate(fd, 0)
-                        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                        descriptors.ftruncate(fd, 0)
+                        descriptors.pwrite(fd, f"{processes.getpid()}\n".encode(), 0)
                     except OSError as error:
-                        os.close(fd)
+                        descriptors.close(fd)
                         raise AspenError(_unusable(path(), error)) from None
                     return fd
-            os.close(fd)
+            descriptors.close(fd)
 
-    def listen(self) -> socket.socket:
+    def listen(self) -> sockets.socket:
         """The listening socket, mode 0600. Only the holder of the lock gets here, so socket files that exist are a dead one's.
 
         The file gets its name once somebody listens: whoever sees it come can connect."""
         new = f"{self.name}.new"
         with suppress(FileNotFoundError):
-            os.unlink(new, dir_fd=self._dir)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        mask = os.umask(0o177)
+            filesystem.unlink(new, dir_fd=self._dir)
+        sock = sockets.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        mask = filesystem.umask(0o177)
         try:
             sock.bind(f"/proc/self/fd/{self._dir}/{new}")
             sock.listen(64)
-            os.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
+            filesystem.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
         except OSError as error:
             sock.close()
             raise AspenError(_unusable(path(), error)) from None
         finally:
-            os.umask(mask)
+            filesystem.umask(mask)
         return sock
 
     def release(self) -> None:
         if self._lock < 0:
             return
         _remove(self._dir, self.name)
-        os.close(self._lock)
-        os.close(self._dir)
+        descriptors.close(self._lock)
+        descriptors.close(self._dir)
         self._lock = -1
 
 
-def connect(name: str) -> socket.socket:
+def connect(name: str) -> sockets.socket:
     """A connected socket to the runtime `name` of this user. Raises RuntimeNotFound if none is running, ProtocolError if the socket is
     another user's."""
     check_name(name)
     with _opened() as directories:
         for directory in directories.values():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            sock = sockets.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
                 sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
                 check_peer(sock)
@@ -221,7 +222,7 @@ def _opened() -> Iterator[dict[str, int]]:
         yield directories
     finally:
         for directory in directories.values():
-            os.close(directory)
+            descriptors.close(directory)
 
 
 def _not_found(name: str) -> RuntimeNotFound:
@@ -244,7 +245,7 @@ def _runs(where: str, name: str) -> bool:
         with _locked(directory, fcntl.LOCK_SH):
             return _held(directory, name)
     finally:
-        os.close(directory)
+        descriptors.close(directory)
 
 
 def _refuse_twin(name: str) -> None:
@@ -254,11 +255,11 @@ def _refuse_twin(name: str) -> None:
             raise AspenError(f"a runtime named {name!r} is running already (in {where})")
 
 
-def listen_unnamed() -> tuple[socket.socket, Address]:
+def listen_unnamed() -> tuple[sockets.socket, Address]:
     """A listening socket for the handles of a runtime that get into other processes, and its address. In the kernel's own name space, so
     that nothing is left of it, whatever is killed; who may connect is for the caller to check."""
-    name = f"aspen-mp-{os.getuid()}-{os.urandom(8).hex()}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    name = f"aspen-mp-{processes.getuid()}-{randomness.urandom(8).hex()}"
+    sock = sockets.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.bind("\0" + name)
         sock.listen(64)
@@ -268,10 +269,10 @@ def listen_unnamed() -> tuple[socket.socket, Address]:
     return sock, Address.make(name)
 
 
-def connect_to(address: Address) -> socket.socket:
+def connect_to(address: Address) -> sockets.socket:
     """A connected socket to the runtime that listens at an address of `listen_unnamed`. Raises OSError if nobody listens there, and what
     `check_peer` raises if somebody else does; nothing has been sent then. The caller checks the secret."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock = sockets.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.connect("\0" + address.socket)
         check_peer(sock, address.started)
@@ -288,13 +289,13 @@ def holder(name: str) -> int | None:
     with suppress(FileNotFoundError):
         directory = open_directory(create=False)
         try:
-            fd = os.open(f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            fd = descriptors.open(f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         finally:
-            os.close(directory)
+            descriptors.close(directory)
         try:
-            text = os.read(fd, 32).strip()
+            text = descriptors.read(fd, 32).strip()
         finally:
-            os.close(fd)
+            descriptors.close(fd)
         return int(text) if text.isdigit() else None
     return None
 
@@ -323,25 +324,25 @@ def clean() -> list[str]:
 
 
 def _names(directory: int) -> list[str]:
-    entries = (entry.rpartition(".") for entry in os.listdir(directory))
+    entries = (entry.rpartition(".") for entry in filesystem.listdir(directory))
     return sorted({stem for stem, _, suffix in entries if suffix in {"new", "sock", "lock"} and _NAME.fullmatch(stem)})
 
 
 def _remove(directory: int, name: str) -> None:
     for suffix in ("new", "sock", "lock"):
         with suppress(FileNotFoundError):
-            os.unlink(f"{name}.{suffix}", dir_fd=directory)
+            filesystem.unlink(f"{name}.{suffix}", dir_fd=directory)
 
 
 def _held(directory: int, name: str) -> bool:
     try:
-        fd = os.open(f"{name}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        fd = descriptors.open(f"{name}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
+        descriptors.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        descriptors.close(fd)
     return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -18,9 +17,11 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from aspen_mp.serving.access import descriptors, share
+from aspen_mp.serving.access import descriptors as room
+from aspen_mp.serving.access import share
 from aspen_mp.serving.access.unread import Unread
 from aspen_mp.serving.limits import Limits
+from aspen_mp.system import descriptors
 
 EXCHANGE: Final = "aspen_mp.exchange"
 """The extension of a scope that holds its `Exchange`."""
@@ -191,7 +192,7 @@ class LimitedConnection(HttpToolsProtocol):
         if (sock := transport.get_extra_info("socket")) is not None:
             if transport.get_extra_info("sslcontext") is None:
                 self._fd = sock.fileno()
-            if not descriptors.OWN.have_room(sock.fileno()):
+            if not room.OWN.have_room(sock.fileno()):
                 transport.close()
         self.unread = Unread(self.loop, transport, self._fd, self.limits)
         self._arm()  # also a connection on which nothing ever comes
@@ -306,7 +307,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._fd < 0 or self.transport.is_closing():  # then another connection may have its number
             return 0
         try:
-            n = os.readv(self._fd, [target])
+            n = descriptors.readv(self._fd, [target])
         except OSError:  # mostly: there is nothing yet
             return 0
         if n:

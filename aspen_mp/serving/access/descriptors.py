@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from typing import Final
+
+from aspen_mp.system import clock, processes
 
 KEPT: Final = 16
 """Descriptors that connections do not get: for models, memory and the supervisor."""
@@ -22,12 +23,12 @@ class Descriptors:
 
     def have_room(self, fd: int) -> bool:
         """Whether a connection with this descriptor, which is the lowest that was free, may stay. A shortage is logged once."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = processes.getrlimit(resource.RLIMIT_NOFILE)[0]
         if fd < most - KEPT:
             self._is_short = self._is_short and fd >= most - 2 * KEPT
             return True
-        if not self._is_short and time.monotonic() - self._told_at >= QUIET_S:
-            self._told_at = time.monotonic()
+        if not self._is_short and clock.monotonic() - self._told_at >= QUIET_S:
+            self._told_at = clock.monotonic()
             print(
                 f"aspen-mp serve: a front end has no file descriptors left: it may have {most}. New connections are closed until others "
                 "end. Raise the limit (ulimit -n, LimitNOFILE of systemd), or use more --http-workers",

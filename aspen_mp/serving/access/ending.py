@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
-import os
 import socket
 import struct
 import termios
@@ -28,6 +26,7 @@ from typing import Any, ClassVar, Final
 import uvicorn
 
 from aspen_mp.serving.access.connections import LimitedConnection
+from aspen_mp.system import descriptors, filesystem, sockets
 
 LAST_S: Final = 1.0
 """How long a connection without a request is kept at the end, and how long a handshake of TLS may take then."""
@@ -42,23 +41,23 @@ _DROP_SYN: Final = (
 """A filter for packets, in the kernel's own language."""
 
 
-def refuse(sock: socket.socket) -> None:
+def refuse(sock: sockets.socket) -> None:
     """Lets nobody connect to a listening socket any more. Connections that wait to be accepted stay.
 
     Clients of TCP ask again after a second, and are refused once the socket is closed. A Unix socket loses its name.
     """
     if sock.family == socket.AF_UNIX:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(sock.getsockname())
+            filesystem.unlink(sock.getsockname())
         return
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _DROP_SYN))
     with contextlib.suppress(OSError):  # a kernel without it refuses at the end, and resets who connects just then
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program)))
 
 
-def accept_all(listener: socket.socket) -> list[socket.socket]:
+def accept_all(listener: sockets.socket) -> list[sockets.socket]:
     """The connections that wait at a listener."""
-    found: list[socket.socket] = []
+    found: list[sockets.socket] = []
     listener.setblocking(False)
     while True:
         try:
@@ -114,14 +113,14 @@ class EndingConnection(LimitedConnection):
 
 def _unread(transport: Any) -> int:
     """Bytes that have come and were not read."""
-    (n,) = struct.unpack("i", fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)))
+    (n,) = struct.unpack("i", descriptors.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)))
     return int(n)
 
 
 class EndingServer(uvicorn.Server):
     """uvicorn's server, with an end that loses nothing."""
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
         """Answers the requests that have been sent, then closes."""
         listeners = [sock.dup() for sock in sockets or ()]  # the loop closes those that it has
         EndingConnection.all_gone = asyncio.Event()
@@ -138,7 +137,7 @@ class EndingServer(uvicorn.Server):
             listener.close()
         await super().shutdown(sockets)
 
-    async def _take_on(self, socks: Sequence[socket.socket]) -> None:
+    async def _take_on(self, socks: Sequence[sockets.socket]) -> None:
         """Serves these connections, as if the loop had accepted them."""
         loop, config = asyncio.get_running_loop(), self.config
 

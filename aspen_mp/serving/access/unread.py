@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import struct
 import termios
 from typing import Any, ClassVar
 
 from aspen_mp.serving.limits import Limits
+from aspen_mp.system import descriptors
 
 
 class Unread:
@@ -76,7 +76,7 @@ class Unread:
         kernel = 0
         if self._fd >= 0:
             try:
-                (kernel,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0" * 4))
+                (kernel,) = struct.unpack("i", descriptors.ioctl(self._fd, termios.TIOCOUTQ, b"\0" * 4))
             except OSError:
                 kernel = 0
         return int(self._transport.get_write_buffer_size()) + kernel

@@ -15,6 +15,7 @@ from aspen_mp.serving.grpc.health import Health
 from aspen_mp.serving.grpc.service import Service
 from aspen_mp.serving.limits import Limits
 from aspen_mp.shm.errors import AspenError
+from aspen_mp.system import sockets
 
 _IDENTITY_ONLY: Final = 1
 """The bits for compressions in gRPC: none but the identity. A small message must not unpack to a large one."""
@@ -28,7 +29,7 @@ def reserved(host: str, port: int) -> Iterator[str]:
     sockets with SO_REUSEPORT of the same user. It does not listen, and is therefore handed no connection.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as held:
+    with sockets.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             held.bind((host, port))

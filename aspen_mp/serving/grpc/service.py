@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,7 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import clock
 
 if TYPE_CHECKING:
     from aspen_mp.serving.telemetry.traces import Telemetry
@@ -130,7 +130,7 @@ class Service:
         """
 
         async def guarded(request: Any, context: Any) -> Any:
-            began = time.perf_counter()
+            began = clock.perf_counter()
             status, response, trace = "CANCELLED", None, None
             if self._telemetry is not None and not probe:
                 metadata = context.invocation_metadata() or ()
@@ -155,7 +155,7 @@ class Service:
                     trace.answered(status)
                 if self._log is not None:
                     told = b"" if trace is None else trace.parent
-                    self._write(path, status, request, response, context, time.perf_counter() - began, told)
+                    self._write(path, status, request, response, context, clock.perf_counter() - began, told)
 
         return guarded
 

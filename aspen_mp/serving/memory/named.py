@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from aspen_mp.serving.memory.regions import Region, Regions
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import descriptors
 
 FOLDER: Final = "/dev/shm"
 MOST_NAMED: Final = 256
@@ -35,13 +36,13 @@ def opened(named: Named, prefix: str) -> Region:
     if not key.startswith(prefix) or "/" in key or "\0" in key:
         raise RequestError(f"region {named.name!r}: the key must begin with {prefix!r} and have no other slash, and is {named.key!r}")
     try:
-        fd = os.open(f"{FOLDER}/{key}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = descriptors.open(f"{FOLDER}/{key}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, UnicodeEncodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "no file has such a name"
         raise RequestError(f"region {named.name!r}: {FOLDER}/{key} cannot be opened for reading and writing: {why}") from None
-    found = os.fstat(fd)
+    found = descriptors.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or named.offset + named.byte_size > found.st_size:
-        os.close(fd)
+        descriptors.close(fd)
         size = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "no memory"
         raise RequestError(
             f"region {named.name!r}: {named.byte_size} bytes from byte {named.offset} on do not lie in {named.key!r}, which has {size}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import descriptors
 
 
 class Place(NamedTuple):
@@ -33,7 +33,7 @@ class Region:
         """Fills `target`, bytes, up to the end of the region. Returns how many bytes there were. OSError."""
         at = 0
         while at < len(target):
-            n = os.preadv(self._fd, [target[at:]], self._begin + offset + at)
+            n = descriptors.preadv(self._fd, [target[at:]], self._begin + offset + at)
             if n == 0:
                 break
             at += n
@@ -42,15 +42,15 @@ class Region:
     def write(self, offset: int, data: memoryview) -> None:
         """Puts bytes there. OSError; EOFError where the file has become shorter: it is never made longer."""
         begin = self._begin + offset
-        if os.fstat(self._fd).st_size < begin + len(data):
+        if descriptors.fstat(self._fd).st_size < begin + len(data):
             raise EOFError
         at = 0
         while at < len(data):
-            at += os.pwrite(self._fd, data[at:], begin + at)
+            at += descriptors.pwrite(self._fd, data[at:], begin + at)
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            descriptors.close(self._fd)
             self._fd = -1
 
 

@@ -21,6 +21,7 @@ from aspen_mp.client.arguments import MOST_INSTANCES
 from aspen_mp.control.wire.protocol import LEAST_SHARE, MOST_SHARE
 from aspen_mp.planner.job.options import Objective, Precision
 from aspen_mp.shm.errors import ConfigError
+from aspen_mp.system import filesystem
 
 MODEL: Final = "model.onnx"
 CONFIG: Final = "config.toml"
@@ -206,7 +207,7 @@ def _stamp(files: list[Path]) -> str:
     parts = []
     for file in files:
         try:
-            about = os.stat(file)
+            about = filesystem.stat(file)
         except OSError:
             continue
         parts.append(f"{file.name}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from aspen_mp.system import descriptors, processes
+
 PREFIX: Final = "aspen-mp-serve-"
 
 
@@ -19,16 +21,16 @@ def folder() -> Iterator[Path]:
     """A folder of this process, which is gone at the end. Its lock says that it is in use, and ends with the process, however that ends."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = descriptors.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptors.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(path):
             break
-        os.close(lock)  # `clean` was between the two: it took the folder for one that was left
+        descriptors.close(lock)  # `clean` was between the two: it took the folder for one that was left
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        descriptors.close(lock)
 
 
 def clean() -> list[Path]:
@@ -36,12 +38,12 @@ def clean() -> list[Path]:
     removed = []
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            lock = descriptors.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if os.fstat(lock).st_uid == os.getuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if descriptors.fstat(lock).st_uid == processes.getuid():
+                    descriptors.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
                     removed.append(path)
             finally:
-                os.close(lock)
+                descriptors.close(lock)
     return removed

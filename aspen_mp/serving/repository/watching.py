@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from aspen_mp.system import descriptors
+
 _EVENTS: Final = 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800  # closed after writing, moved from or to, created, deleted, itself gone
 _FULL: Final = 1 << 16
 
@@ -31,11 +33,11 @@ class Watch:
     def read(self) -> None:
         """Takes all pending events, so that `fd` becomes readable for later ones only."""
         with suppress(BlockingIOError):
-            while os.read(self.fd, _FULL):
+            while descriptors.read(self.fd, _FULL):
                 pass
 
     def close(self) -> None:
-        os.close(self.fd)
+        descriptors.close(self.fd)
 
 
 def _failure(what: str) -> OSError:

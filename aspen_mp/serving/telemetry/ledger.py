@@ -7,15 +7,14 @@ outlives its front end: the one that takes its place goes on with it, and counts
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
-import time
 from enum import IntEnum
 from types import TracebackType
 from typing import Final
 
 from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.protocol.body import Disconnected
+from aspen_mp.system import clock, descriptors, filesystem
 
 MOST_ROWS: Final = 1024
 """Versions that a part counts, from the server's start. Later ones are not counted."""
@@ -64,11 +63,11 @@ _PART_BYTES: Final = MOST_ROWS * _ROW_WORDS * 8
 
 def make(parts: int) -> int:
     """Memory for `parts` front ends: a descriptor, which is the caller's to close. Pages that nobody writes take no memory."""
-    fd = os.memfd_create("aspen-serve-counts", os.MFD_CLOEXEC)
+    fd = descriptors.memfd_create("aspen-serve-counts", os.MFD_CLOEXEC)
     try:
-        os.truncate(fd, parts * _PART_BYTES)
+        filesystem.truncate(fd, parts * _PART_BYTES)
     except BaseException:
-        os.close(fd)
+        descriptors.close(fd)
         raise
     return fd
 
@@ -136,32 +135,32 @@ class Counted:
         self._row = row
 
     def __enter__(self) -> Counted:
-        self._began = self._since = time.monotonic_ns()
+        self._began = self._since = clock.monotonic_ns()
         self._row.add(Field.PENDING)
         return self
 
     def has_read(self) -> None:
         """Its inputs are there."""
         self._row.add(Field.READ)
-        self._row.add(Field.READ_NS, time.monotonic_ns() - self._since)
+        self._row.add(Field.READ_NS, clock.monotonic_ns() - self._since)
 
     def has_run(self) -> None:
         """Its results are there."""
-        self._since = time.monotonic_ns()
+        self._since = clock.monotonic_ns()
 
     def has_written(self) -> None:
         """Its answer is there."""
         self._row.add(Field.WRITTEN)
-        self._row.add(Field.WRITTEN_NS, time.monotonic_ns() - self._since)
+        self._row.add(Field.WRITTEN_NS, clock.monotonic_ns() - self._since)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         row = self._row
         row.add(Field.PENDING, -1)
-        ns = time.monotonic_ns() - self._began
+        ns = clock.monotonic_ns() - self._began
         if error is None:
             row.add(Field.SUCCESS)
             row.add(Field.SUCCESS_NS, ns)
-            row._numbers[Field.LAST_MS] = time.time_ns() // 1_000_000
+            row._numbers[Field.LAST_MS] = clock.time_ns() // 1_000_000
         else:
             row.add(outcome(error))
             row.add(Field.FAIL_NS, ns)
@@ -181,8 +180,8 @@ class Ledger:
     """The memory of `make`, of which this process writes into one part. None: memory of its own, for a process that is alone."""
 
     def __init__(self, fd: int | None = None, part: int = 0) -> None:
-        nbytes = _PART_BYTES if fd is None else os.fstat(fd).st_size
-        self._words = memoryview(mmap.mmap(-1 if fd is None else fd, nbytes)).cast("Q")
+        nbytes = _PART_BYTES if fd is None else descriptors.fstat(fd).st_size
+        self._words = memoryview(descriptors.mmap(-1 if fd is None else fd, nbytes)).cast("Q")
         self._own = part
         self._parts = nbytes // _PART_BYTES
         self._used = 0

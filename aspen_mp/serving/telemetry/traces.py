@@ -7,7 +7,6 @@ the variables ``OTEL_*`` that are the same in all languages. Names of attributes
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from importlib import metadata
@@ -23,6 +22,7 @@ import aspen_mp
 from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.telemetry.steps import StepTrace
 from aspen_mp.shm.errors import AspenError, ConfigError
+from aspen_mp.system import threads
 
 SERVICE: Final = "aspen-mp"
 PROTOCOLS: Final = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
@@ -120,7 +120,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Exports the remaining spans, unless nobody receives them within `LAST_S`."""
-        last = threading.Thread(target=self._provider.shutdown, name="aspen-mp traces", daemon=True)
+        last = threads.Thread(target=self._provider.shutdown, name="aspen-mp traces", daemon=True)
         last.start()
         last.join(LAST_S)
 

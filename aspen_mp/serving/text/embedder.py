@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text import recipe
 from aspen_mp.serving.text.recipe import Recipe, Unsuitable
 from aspen_mp.shm.errors import ConfigError, DeadlineMissed, RequestError
+from aspen_mp.system import clock
 
 TOKENIZER: Final = "tokenizer.json"
 STEP: Final = 16
@@ -155,7 +155,7 @@ class Embedder:
 
     async def embed(self, texts: Sequence[Text], model: Runs, *, priority: str | None, deadline_ms: float | None) -> Vectors:
         """The vectors of texts, [texts, hidden], in their order. Errors are those of `Model.run_async`."""
-        ends = None if deadline_ms is None else time.monotonic() + deadline_ms / 1000
+        ends = None if deadline_ms is None else clock.monotonic() + deadline_ms / 1000
         vectors: list[Any] = [None] * len(texts)
         trace = steps.CURRENT.get()
 
@@ -164,7 +164,7 @@ class Embedder:
                 await compute(group, part)
 
         async def compute(group: Group, part: steps.StepTrace | None) -> None:
-            left = None if ends is None else (ends - time.monotonic()) * 1000
+            left = None if ends is None else (ends - clock.monotonic()) * 1000
             if left is not None and left <= 0:
                 raise DeadlineMissed(f"the deadline of {deadline_ms:g} ms has passed before all {len(texts)} texts were run. Send fewer")
             rows = [texts[place] for place in group.places]

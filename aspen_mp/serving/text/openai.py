@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +18,7 @@ from aspen_mp.serving.shelf import Shelf, Shelved
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text.embedder import Vectors, normalized
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import filesystem
 
 PREFIX: Final = "/v1/"
 OWNER: Final = "aspen-mp"
@@ -209,7 +209,7 @@ def models(shelf: Shelf) -> ModelList:
 def card(shelved: Shelved) -> ModelCard:
     """`GET /v1/models/{model}`."""
     try:
-        created = int(os.stat(shelved.served.path).st_mtime)
+        created = int(filesystem.stat(shelved.served.path).st_mtime)
     except OSError:  # deleted since; its version is still served
         created = 0
     return ModelCard(id=shelved.served.name, created=created)
