@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.world.scheduler import Waiters
+from simulation.world.scheduler import Waiters
 
 if TYPE_CHECKING:
-    from tests.simulation.world.processes import Process
-    from tests.simulation.world.world import World
+    from simulation.world.processes import Process
+    from simulation.world.world import World
 
 POLLIN, POLLOUT, POLLHUP, POLLERR = select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR
 
@@ -266,6 +266,4 @@ def real_number(number: int) -> bool:
 FIRST = 100_000
 """The first number of descriptors that only the simulated world knows."""
 
-
-def close_real(number: int) -> None:
-    os.close(number)
+close_real: Callable[[int], object] = os.close

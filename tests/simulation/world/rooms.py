@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from tests.simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, real_number
-from tests.simulation.world.processes import Process
-from tests.simulation.world.world import World, never
+from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, real_number
+from simulation.world.processes import Process
+from simulation.world.world import World, never
 
 PAGE = 4096
 
@@ -260,7 +260,9 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
     }
 
 
-def filesystem(world: World) -> dict[str, Any]:
+def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
+    scheduler = world.scheduler
+
     def proc(path: str) -> str:
         """What a file below /proc says."""
         parts = path.split("/")
@@ -281,6 +283,15 @@ def filesystem(world: World) -> dict[str, Any]:
             return f"{found.pid} (python) {' '.join(fields)}\n"
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
 
+    class File(io.FileIO):
+        """A file whose descriptor is one of the world's."""
+
+        def close(self) -> None:
+            number = -1 if self.closed else self.fileno()
+            super().close()
+            if number >= 0 and scheduler.current is not None and number in world.here.table:
+                world.here.close(number)
+
     def open(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:  # noqa: A001
         world.enter("open")
         if isinstance(path, int):
@@ -292,6 +303,10 @@ def filesystem(world: World) -> dict[str, Any]:
             if "w" in mode:
                 return io.StringIO()
             return io.BytesIO(proc(text).encode()) if "b" in mode else io.StringIO(proc(text))
+        if opener := named.get("opener"):
+            number = opener(path, os.O_RDONLY | os.O_CLOEXEC)
+            raw = File(number, mode.replace("b", ""), closefd=False)
+            return raw if named.get("buffering", -1) == 0 else io.BufferedReader(raw)
         return builtins.open(world.path(path), mode, *arguments, **named)
 
     def plain(name: str, *, changes: bool = False) -> Callable[..., Any]:

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.simulation.world.choices import Choices
-from tests.simulation.world.descriptions import Description, EventFd, Listener, Stream, close_real, real_number
-from tests.simulation.world.history import History
-from tests.simulation.world.processes import Process
-from tests.simulation.world.scheduler import Scheduler, Task, Waiters
+from simulation.world.choices import Choices
+from simulation.world import descriptions
+from simulation.world.descriptions import Description, EventFd, Listener, Stream, real_number
+from simulation.world.history import History
+from simulation.world.processes import Process
+from simulation.world.scheduler import Scheduler, Task, Waiters
 
 
+CALL_NS = 200
+"""How long a call of the system takes."""
 LEAST = 16
 """Files of the real system have numbers above this one."""
 
@@ -45,6 +48,7 @@ class World:
         self.wall_offset_ns = 1_600_000_000_000_000_000
         self.on_violation: Callable[[str], object] = lambda text: None
         self.globals: Any = None
+        self.native: Any = None
         self._counts: Counter[str] = Counter()
         self._pid = 1000
         self._last: Process | None = None
@@ -107,6 +111,8 @@ class World:
 
     def ended(self, process: Process) -> None:
         """Called by a process at its end."""
+        if self.native is not None:
+            self.native.ended(process)
 
     def alive(self, kind: str) -> list[Process]:
         return [process for process in self.processes.values() if process.alive and process.kind == kind]
@@ -123,6 +129,7 @@ class World:
         """Every call of a simulated process passes here: it may lose its turn, be stopped or killed."""
         process = self.here
         choices = self.choices
+        self.scheduler.advance(CALL_NS)
         if not choices.quiet and choices.trouble.rates:
             if choices.happens(f"kill-{process.kind}"):
                 self.history.note(f"{process.name} is killed at {name}")
@@ -166,7 +173,7 @@ class World:
         """Descriptions that came along and are not wanted."""
         for number, description in rights:
             if real_number(number):
-                close_real(number)
+                descriptions.close_real(number)
             description.drop()
 
     def closed(self, stream: Stream) -> None:
