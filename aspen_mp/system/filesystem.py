@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from os import access, chmod, listdir, makedirs, mkdir, rename, scandir, stat, statvfs, truncate, umask, unlink, utime
-from os.path import exists, isdir, islink, realpath
+from os.path import exists, isdir, isfile, islink, realpath
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of this file
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ __all__ = [
     "exists",
     "gettempdir",
     "isdir",
+    "isfile",
     "islink",
     "listdir",
     "makedirs",
