@@ -2,11 +2,9 @@
 """A client's submission channel. Documentation of names: _channel.pyi."""
 
 from collections import namedtuple
-from time import monotonic
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from libc.stdint cimport uint32_t, uint64_t
-from posix.unistd cimport close, read, write
 
 from aspen_mp.shm.bindings._control cimport Mapped
 from aspen_mp.shm.bindings._tally cimport Tally
@@ -47,10 +45,11 @@ cdef extern from "submit.h" nogil:
     void aspen_release(aspen_client_segment *, uint32_t)
     void aspen_ring_as(aspen_client_segment *, aspen_doorbell *)
 
-cdef extern from "sys/eventfd.h" nogil:
-    int eventfd(unsigned int, int)
-    enum:
-        EFD_CLOEXEC, EFD_NONBLOCK
+cdef extern from "system/descriptors.h" nogil:
+    int aspen_event_make()
+    void aspen_event_tell(int)
+    void aspen_event_drain(int)
+    void aspen_event_close(int)
 
 cdef enum:
     UNHEARD_NS = 50_000_000  # an event loop that does not look for this long after it was told is busy, or runs no more
@@ -60,6 +59,11 @@ cdef enum:
 Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
 Result.__module__ = __name__
 FINE = Result(0, -1, 0, "", 0, 0, 0)
+
+
+cdef double _seconds() noexcept:
+    """What `time.monotonic` says."""
+    return aspen_now_ns() / 1e9
 
 
 cdef class Urgency:
@@ -221,7 +225,7 @@ cdef class ClientChannel:
         cdef uint32_t word
         cdef uint64_t ns
         cdef aspen_slot *slot
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else _seconds() + timeout
         while True:
             slot = self._slot(ticket, &word)
             if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE:
@@ -275,7 +279,7 @@ cdef class ClientChannel:
     cdef uint64_t _slice(self, deadline) except? 0:
         if deadline is None:
             return SLICE_NS
-        left = int((deadline - monotonic()) * 1e9)
+        left = int((deadline - _seconds()) * 1e9)
         return 0 if left <= 0 else min(left, SLICE_NS)
 
     def completions(self):
@@ -283,19 +287,19 @@ cdef class ClientChannel:
 
     def event(self):
         if self._event < 0:
-            self._event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            self._event = aspen_event_make()
             if self._event < 0:
                 PyErr_SetFromErrno(OSError)
         return self._event
 
     def close_event(self):
         if self._event >= 0:
-            close(self._event)
+            aspen_event_close(self._event)
             self._event = -1
 
     def __dealloc__(self):
         if self._event >= 0:
-            close(self._event)
+            aspen_event_close(self._event)
 
     def expect(self, loop=None, others=None):
         if loop is not None:
@@ -304,14 +308,12 @@ cdef class ClientChannel:
             aspen_store_seq(&self._others_wait, bool(others))
 
     def heard(self):
-        cdef uint64_t count
-        read(self._event, &count, sizeof(count))  # with the GIL: who closes it has it, too
+        aspen_event_drain(self._event)  # with the GIL: who closes it has it, too
         aspen_store_seq(&self._told, 0)
 
     cdef void _tell(self) noexcept nogil:
-        cdef uint64_t one = 1
         if aspen_swap_seq(&self._told, 1) == 0:
-            write(self._event, &one, sizeof(one))
+            aspen_event_tell(self._event)
 
     cdef bint _attend(self, uint32_t *seen) noexcept nogil:
         """As `attend`, for `SLICE_NS` at most; whether the loop has not looked."""
@@ -394,7 +396,7 @@ cdef class GreenletChannel(ClientChannel):
         cdef int i
         for i in range(BELLS):
             if self._bells[i] >= 0:
-                close(self._bells[i])
+                aspen_event_close(self._bells[i])
 
     def event(self):
         raise OSError("event loops do not watch channels beside greenlets")
@@ -402,7 +404,6 @@ cdef class GreenletChannel(ClientChannel):
     cdef void _toll(self) noexcept nogil:
         """Writes to the bells of those whose wait is over, until the runtime is lost."""
         cdef uint32_t seen, i
-        cdef uint64_t one = 1
         cdef bint over
         while True:
             seen = aspen_load_seq(&self.c.completions)  # before the slots: what ends after that is seen in the next turn
@@ -412,7 +413,7 @@ cdef class GreenletChannel(ClientChannel):
                     continue
                 if over or i == <uint32_t>ASPEN_SLOTS or ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_DONE:
                     aspen_store_seq(&self._awaited[i], 0)
-                    write(self._bells[i], &one, sizeof(one))
+                    aspen_event_tell(self._bells[i])
             if over:
                 return
             aspen_wait_any(self.c, seen, SLICE_NS)
@@ -425,9 +426,8 @@ cdef class GreenletChannel(ClientChannel):
 
     cdef int _bell(self, uint32_t i) except -1:
         """The descriptor that tells who waits for a slot; a native thread writes to it."""
-        cdef uint64_t count
         if self._bells[i] < 0:
-            self._bells[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            self._bells[i] = aspen_event_make()
             if self._bells[i] < 0:
                 raise ResourceLimitError("this process has too few descriptors to wait for a request. Raise `ulimit -n`")
         if not self._tolled:
@@ -437,12 +437,12 @@ cdef class GreenletChannel(ClientChannel):
             except RuntimeError as error:
                 self._tolled = False
                 raise ResourceLimitError(f"this process cannot start a thread ({error}). Raise its limit of processes (ulimit -u)") from None
-        read(self._bells[i], &count, sizeof(count))  # of an earlier wait
+        aspen_event_drain(self._bells[i])  # of an earlier wait
         return self._bells[i]
 
     def finish(self, ticket, timeout=None):
         cdef uint32_t i = ticket % ASPEN_SLOTS
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else _seconds() + timeout
         while True:
             bell = self._bell(i)
             aspen_store_seq(&self._awaited[i], 1)  # before the look: what ends after that rings the bell
@@ -451,7 +451,7 @@ cdef class GreenletChannel(ClientChannel):
                 return result
             if self.closed:
                 raise RuntimeLost("the runtime has gone while this request was in flight")
-            left = None if deadline is None else deadline - monotonic()
+            left = None if deadline is None else deadline - _seconds()
             if left is not None and left <= 0:
                 return None
             self._readable((bell,), left)

@@ -9,7 +9,6 @@ import os
 
 cdef extern from "<unistd.h>" nogil:
     int ftruncate(int, int64_t)
-    int close(int)
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int, int64_t, int64_t)
@@ -24,9 +23,17 @@ cdef extern from "<sys/mman.h>" nogil:
     enum:
         PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED, MADV_DONTFORK
     void *MAP_FAILED
-    int memfd_create(const char *, unsigned)
     enum:
         MFD_CLOEXEC, MFD_ALLOW_SEALING
+
+cdef extern from "system/descriptors.h" nogil:
+    enum:
+        ASPEN_SIMULATED
+    int aspen_memory_make(const char *, unsigned)
+    void aspen_memory_close(int)
+    int aspen_sim_descriptor(int)
+    void aspen_sim_mapped(const void *, size_t, int, uint64_t)
+    void aspen_sim_unmapped(const void *, size_t)
 
 cdef extern from "borrow.h" nogil:
     int aspen_borrow(char *, uint64_t, int, uint64_t, uint64_t)
@@ -102,6 +109,7 @@ def reserve(int fd, Py_ssize_t nbytes, holes=()):
     cdef uint64_t patience
     cdef int error
     cdef int64_t at = 0, to
+    fd = aspen_sim_descriptor(fd)
     if ftruncate(fd, nbytes):
         raise OSError(errno, os.strerror(errno))
     if holes:
@@ -117,7 +125,7 @@ def reserve(int fd, Py_ssize_t nbytes, holes=()):
     # Where nothing has to be moved, what takes long is the memory itself, which some virtual machines first have to be given.
     patience = <uint64_t>-1 if free_huge() >= nbytes else PATIENCE_NS
     with nogil:
-        if nbytes >= HUGE:
+        if nbytes >= HUGE and not ASPEN_SIMULATED:  # how many there are of them is up to the machine
             huge = _huge(fd, nbytes, patience)
         error = posix_fallocate(fd, 0, nbytes)
     if error:
@@ -131,7 +139,7 @@ cdef class Memfd:
     def __cinit__(self, str name):
         self.fd = -1
         label = name.encode()
-        self.fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING)
+        self.fd = aspen_memory_make(label, MFD_CLOEXEC | MFD_ALLOW_SEALING)
         if self.fd < 0:
             raise OSError(errno, "memfd_create")
 
@@ -140,7 +148,7 @@ cdef class Memfd:
 
     cdef void _end(self) noexcept:
         if self.fd >= 0:
-            close(self.fd)
+            aspen_memory_close(self.fd)
             self.fd = -1
 
     def close(self):
@@ -159,9 +167,10 @@ cdef class Mapping:
         if nbytes <= 0:
             raise ValueError(f"cannot map {nbytes} bytes")
         with nogil:
-            at = _map(fd, nbytes, PROT_READ | (PROT_WRITE if writable else 0))
+            at = _map(aspen_sim_descriptor(fd), nbytes, PROT_READ | (PROT_WRITE if writable else 0))
         if at == MAP_FAILED:
             raise OSError(errno, f"mmap of {nbytes} bytes")
+        aspen_sim_mapped(at, nbytes, fd, 0)
         self.at, self.nbytes, self.writable = at, nbytes, writable
 
     def __dealloc__(self):
@@ -171,6 +180,7 @@ cdef class Mapping:
         if self.at != NULL:
             if self.borrows:
                 aspen_borrow_end(<const char *>self.at, self.nbytes)
+            aspen_sim_unmapped(self.at, self.nbytes)
             munmap(self.at, self.nbytes)
             self.at = NULL
 

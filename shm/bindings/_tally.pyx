@@ -3,9 +3,11 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint64_t
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from aspen_mp.shm.errors import ProtocolError
+
+cdef extern from "atomics.h" nogil:
+    uint64_t aspen_now_ns()
 
 # A row's words. Word 0 is the model's number, 0 for a row that is not used; row 0 is the queue's, which is of no model.
 cdef enum:
@@ -28,14 +30,8 @@ BYTES = ROWS * WORDS * 8
 BOUNDS_S = tuple([(1 << (LEAST_BITS + k)) / 1e9 for k in range(BUCKETS - 1)])
 
 
-cdef uint64_t _now():
-    cdef timespec t
-    clock_gettime(CLOCK_MONOTONIC, &t)
-    return <uint64_t>t.tv_sec * 1000000000 + <uint64_t>t.tv_nsec
-
-
 def now():
-    return _now()
+    return aspen_now_ns()
 
 
 cdef class Tally:
@@ -90,7 +86,7 @@ cdef class Row:
             self._tally.words[self._row * WORDS + IN_FLIGHT] += <uint64_t>change
 
     cdef void answered(self, uint64_t began_ns, int outcome) noexcept:
-        cdef uint64_t now = _now()
+        cdef uint64_t now = aspen_now_ns()
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + OUTCOME + outcome] += 1
             self._tally.add(self._row, now - began_ns if now > began_ns else 0)
@@ -104,7 +100,7 @@ cdef class Row:
             self._tally.words[self._row * WORDS + DERIVED] += 1
 
     def waited(self, uint64_t began_ns):
-        cdef uint64_t now = _now()
+        cdef uint64_t now = aspen_now_ns()
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + WAITED] += 1
             self._tally.words[self._row * WORDS + WAITED_NS] += now - began_ns if now > began_ns else 0
@@ -125,7 +121,7 @@ cdef class Requests:
         self.begun += 1
         if self._row is not None:
             self._row.flight(1)
-        return _now()
+        return aspen_now_ns()
 
     def withdraws(self):
         self.begun -= 1

@@ -14,6 +14,7 @@
  *
  * Under ASPEN_MODEL_CHECK every operation except `stat` goes to the model checker (tests/stress/model_checker/model.c), which decides who runs next.
  * Under ASPEN_CRASH_POINTS every operation first calls aspen_crash_point() (tests/crash/storm/world.h), which may end the process there.
+ * Under ASPEN_SIMULATION every operation is counted, and after some of them other processes run first (system/simulation.h).
  */
 #ifndef ASPEN_ATOMICS_H
 #define ASPEN_ATOMICS_H
@@ -23,9 +24,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "system/simulation.h"
+
 #if defined(ASPEN_CRASH_POINTS)
 void aspen_crash_point(uint32_t *site, const char *file, int line); /* *site: the caller's, 0 at first */
 #define ASPEN_POINT_ ({ static uint32_t aspen_site_; aspen_crash_point(&aspen_site_, __FILE__, __LINE__); }),
+#elif defined(ASPEN_SIMULATION)
+#define ASPEN_POINT_ (aspen_sim_budget && --aspen_sim_budget == 0 ? aspen_sim_pause() : (void)0),
 #else
 #define ASPEN_POINT_
 #endif
@@ -60,17 +65,28 @@ void aspen_crash_point(uint32_t *site, const char *file, int line); /* *site: th
 #define aspen_copy_words(to, from, bytes) (ASPEN_POINT_(void)memcpy((to), (from), (bytes))) /* plain; a later release shows it */
 
 static inline void aspen_cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(ASPEN_SIMULATION)
+  aspen_sim_spin();
+#elif defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("isb" ::: "memory");
 #endif
 }
 
+/* Lets another thread of this CPU run. */
+static inline void aspen_yield(void) {
+#if defined(ASPEN_SIMULATION)
+  aspen_sim_spin();
+#else
+  sched_yield();
+#endif
+}
+
 /* One turn of a spin loop: pauses; now and then lets another thread of this CPU run, which may be the one that is waited for. */
 static inline void aspen_spin(uint32_t *turns) {
   if (++*turns % 64 == 0)
-    sched_yield();
+    aspen_yield();
   else
     aspen_cpu_relax();
 }
@@ -107,6 +123,7 @@ void aspen_mc_copy(void *to, const void *from, size_t bytes);
 #define aspen_copy_words(to, from, bytes) aspen_mc_copy((to), (from), (bytes))
 
 static inline void aspen_cpu_relax(void) { aspen_mc_spin(); }
+static inline void aspen_yield(void) { sched_yield(); }
 /* No counting here: all turns of a spin loop are one state to the checker. */
 static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
 
@@ -134,6 +151,8 @@ static inline void aspen_see_words(void *to, const void *from, size_t bytes) {
 static inline uint64_t aspen_clock_ns(clockid_t which) {
 #if defined(ASPEN_MODEL_CHECK)
   return 0;
+#elif defined(ASPEN_SIMULATION)
+  return aspen_sim_time_ns;
 #endif
   struct timespec t;
   clock_gettime(which, &t);
@@ -150,6 +169,8 @@ static inline uint64_t aspen_thread_ns(void) { return aspen_clock_ns(CLOCK_THREA
 static inline uint64_t aspen_ticks(void) {
 #if defined(ASPEN_MODEL_CHECK)
   return 0;
+#elif defined(ASPEN_SIMULATION)
+  return aspen_sim_time_ns;
 #elif defined(__x86_64__)
   return __builtin_ia32_rdtsc();
 #elif defined(__aarch64__)

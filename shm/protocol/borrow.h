@@ -27,6 +27,7 @@ static struct sigaction aspen_borrow_before[2]; /* what each would do without us
 static void aspen_borrow_fault(int number, siginfo_t *info, void *context) {
   char *at = info->si_addr;
   int error = errno, sent = info->si_code <= 0; /* by a process, not by an instruction of ours: then si_addr means nothing */
+  const uint64_t budget = aspen_sim_hold();
   (void)context;
   for (int i = 0; i < ASPEN_MAX_BORROWED && !sent; i++) {
     struct aspen_borrowed *b = &aspen_borrowed[i];
@@ -36,6 +37,7 @@ static void aspen_borrow_fault(int number, siginfo_t *info, void *context) {
      * flickers. They may be written to: the tile goes on with whatever it does, and its request fails. */
     if (mmap(page, (size_t)(b->end - page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) break;
     aspen_store_seq(&b->head->torn, 1);
+    aspen_sim_go_on(budget);
     errno = error;
     return;
   }
@@ -63,7 +65,8 @@ static int aspen_borrow(char *segment, uint64_t at, int fd, uint64_t offset, uin
   while (i < ASPEN_MAX_BORROWED && aspen_borrowed[i].begin) i++;
   if (i == ASPEN_MAX_BORROWED) return ENOMEM;
   if (mprotect(segment, ASPEN_PAGE, PROT_READ | PROT_WRITE)) return errno; /* the segment's own: `torn` is there */
-  if (mmap(segment + at, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) return errno;
+  if (mmap(segment + at, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, aspen_sim_descriptor(fd), (off_t)offset) == MAP_FAILED) return errno;
+  aspen_sim_mapped(segment + at, bytes, fd, offset);
   aspen_borrowed[i] = (struct aspen_borrowed){segment + at, segment + at + bytes, (struct aspen_data_head *)segment};
   return 0;
 }
@@ -77,7 +80,7 @@ static void aspen_borrow_end(const char *segment, uint64_t bytes) {
 /* Whether a descriptor is of memory that never waits for a device, a network or another process: tmpfs and memfd. */
 static int aspen_is_memory(int fd) {
   struct statfs s;
-  return fstatfs(fd, &s) == 0 && (uint32_t)s.f_type == ASPEN_TMPFS;
+  return fstatfs(aspen_sim_descriptor(fd), &s) == 0 && (uint32_t)s.f_type == ASPEN_TMPFS;
 }
 
 #endif

@@ -13,7 +13,12 @@
 
 #define ASPEN_FOREVER UINT64_MAX
 
-#ifndef ASPEN_MODEL_CHECK
+#if defined(ASPEN_SIMULATION)
+
+static inline int aspen_futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) { return aspen_sim_futex_wait(word, expected, timeout_ns); }
+static inline int aspen_futex_wake(uint32_t *word, uint32_t n) { return aspen_sim_futex_wake(word, n); }
+
+#elif !defined(ASPEN_MODEL_CHECK)
 
 /* Sleeps while *word == expected, at most `timeout_ns`. Returns 0 (woken, perhaps for no reason), or EAGAIN (the word differed), EINTR or ETIMEDOUT. */
 static inline int aspen_futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns) {

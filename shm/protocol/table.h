@@ -21,6 +21,7 @@ static inline void aspen_magic_write(struct aspen_magic *m, uint64_t bytes, uint
 
 /* Nanoseconds per tick, 32.32. */
 static inline uint64_t aspen_tick_scale(void) {
+  if (ASPEN_SIMULATED) return (uint64_t)1 << 32; /* Both clocks are the same, and neither goes on while this looks. */
   uint64_t n0 = aspen_now_ns(), t0 = aspen_ticks(), n1, t1;
   do {
     n1 = aspen_now_ns();

@@ -69,6 +69,7 @@ def sources(folder: Path, *, small: bool = True) -> Path:
     tests = [f"tests/{where}/*/*.{kind}" for where in ("stress", "crash") for kind in "hc"]
     for pattern in (
         "shm/protocol/*.h",
+        "shm/protocol/system/*.h",
         "workers/engine/*.h",
         "workers/plans/*.h",
         "workers/kernels/kernel.h",

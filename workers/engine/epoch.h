@@ -4,10 +4,9 @@
  */
 #ifndef ASPEN_EPOCH_H
 #define ASPEN_EPOCH_H
-#include <sys/eventfd.h>
-
 #include "engine/state.h"
 #include "futex.h"
+#include "system/descriptors.h"
 
 /* Drops the tile and the items that the DSE holds. Recovery queues those tiles again and counts everything anew. */
 static inline void aspen_dse_drop(struct aspen_dse *d) {
@@ -33,7 +32,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
       return;
     }
     aspen_store_release(&aspen_me(&d->s)->parked, epoch);
-    if (d->told >= 0) eventfd_write(d->told, 1); /* This comes after the store: who hears of it finds it. */
+    if (d->told >= 0) aspen_event_tell(d->told); /* This comes after the store: who hears of it finds it. */
     aspen_futex_wait(&g->epoch, epoch, ASPEN_FOREVER);
   }
 }

@@ -12,6 +12,8 @@
 
 /* A DSE that has spun for longer, in ns, yields its core: a client may share it. */
 #define ASPEN_YIELD_NS 5000
+/* Pauses of the processor between two looks for work. A simulation's take as long as it likes. */
+#define ASPEN_LOOK_TURNS (ASPEN_SIMULATED ? 1 : 32)
 
 /* Says whether this worker works (0), looks for work (1) or sleeps (2). */
 static inline void aspen_dse_idle(struct aspen_dse *d, uint32_t how) { aspen_stat_store(&aspen_me(&d->s)->idle, how); }
@@ -96,8 +98,8 @@ static inline void aspen_dse_rest(struct aspen_dse *d) {
     aspen_dse_park(d);
     return;
   }
-  for (uint32_t turns = 0; turns < 32; turns++) aspen_cpu_relax();
-  if (spun > ASPEN_YIELD_NS) sched_yield();
+  for (uint32_t turns = 0; turns < ASPEN_LOOK_TURNS; turns++) aspen_cpu_relax();
+  if (spun > ASPEN_YIELD_NS) aspen_yield();
 }
 
 #endif

@@ -1,0 +1,103 @@
+"""Puts the simulated world in the place of the system's rooms."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.simulation.world import isolation, rooms, sockets, threads
+from tests.simulation.world.world import World
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of all simulated processes."""
+    return {
+        "XDG_RUNTIME_DIR": str(folder / "run"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "HOME": str(folder),
+        "ASPEN_MP_LEASES": str(folder / "leases"),
+        "ASPEN_MP_ISA": "portable",
+    }
+
+
+def machine(folder: Path, cpus: int) -> Path:
+    """The made-up /proc and /sys of a machine with so many equal cores."""
+    root = folder / "machine"
+
+    def put(path: str, text: object) -> None:
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    put("sys/devices/system/cpu/online", f"0-{cpus - 1}")
+    for cpu in range(cpus):
+        where = f"sys/devices/system/cpu/cpu{cpu}"
+        put(f"{where}/topology/physical_package_id", 0)
+        put(f"{where}/topology/core_cpus_list", cpu)
+        for index, (level, kind, shared) in enumerate([(1, "Instruction", cpu), (2, "Unified", cpu), (3, "Unified", f"0-{cpus - 1}")]):
+            put(f"{where}/cache/index{index}/level", level)
+            put(f"{where}/cache/index{index}/type", kind)
+            put(f"{where}/cache/index{index}/shared_cpu_list", shared)
+    return root
+
+
+def _replace(module: ModuleType, names: dict[str, Any]) -> None:
+    for name, value in names.items():
+        setattr(module, name, value)
+
+
+def install(world: World) -> None:
+    """Replace the names of all rooms. The rest of this process belongs to the world."""
+    (world.folder / "run").mkdir(mode=0o700, exist_ok=True)
+    os.environ.update(environment(world.folder))
+    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads
+    from aspen_mp.system import sockets as own_sockets
+
+    _replace(clock, rooms.clock(world))
+    _replace(descriptors, rooms.descriptors(world))
+    _replace(filesystem, rooms.filesystem(world))
+    _replace(processes, {name: value for name, value in rooms.processes(world).items() if name != "_begin"})
+    _replace(signals, rooms.signals(world))
+    _replace(randomness, rooms.randomness(world))
+    _replace(own_threads, threads.make(world))
+    _replace(own_sockets, sockets.make(world))
+    from aspen_mp.shm.bindings import _mapping
+
+    class Memfd:
+        """As that of `_mapping`, which asks the kernel itself."""
+
+        def __init__(self, name: str) -> None:
+            self.fd = descriptors.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._maker = world.here
+
+        def close(self) -> None:
+            if self.fd >= 0:
+                number, self.fd = self.fd, -1
+                descriptors.close(number)
+
+        def __del__(self) -> None:
+            if getattr(self, "fd", -1) >= 0 and self._maker.alive and self.fd in self._maker.table:
+                self._maker.close(self.fd)
+
+    _mapping.Memfd = Memfd  # type: ignore[misc,assignment]
+    # Executors and futures of the standard library wait by `threading`: theirs is the world's, too.
+    import concurrent.futures._base as futures
+    import concurrent.futures.thread as pools
+
+    names = threads.make(world)
+    made = ModuleType("threading")
+    _replace(made, names)
+    made.local = __import__("threading").local  # type: ignore[attr-defined]
+    made._register_atexit = lambda *_: None  # type: ignore[attr-defined]
+    futures.threading = made  # type: ignore[attr-defined]
+    pools.threading = made  # type: ignore[attr-defined]
+    pools._global_shutdown_lock = names["Lock"]()  # type: ignore[attr-defined]
+    pools.queue = ModuleType("queue")  # type: ignore[attr-defined]
+    _replace(pools.queue, {"SimpleQueue": names["SimpleQueue"], "Empty": __import__("queue").Empty})
+    from aspen_mp.workers import process, topology
+
+    _replace(process, rooms.worker_process(world))
+    topology.ROOT = str(machine(world.folder, world.cpus))
+    world.globals = isolation.Globals()

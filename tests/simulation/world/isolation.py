@@ -1,0 +1,61 @@
+"""Variables of modules that each process has for itself.
+
+All simulated processes share one interpreter, so they share its modules. What a module changes while it runs must be a process's own: those
+variables are exchanged whenever another process runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.simulation.world.processes import Process
+
+
+def _lock(kind: str) -> Callable[[], Any]:
+    def make() -> Any:
+        from aspen_mp.system import threads
+
+        return getattr(threads, kind)()
+
+    return make
+
+
+OWN: Final[list[tuple[str, str, Callable[[], Any]]]] = [
+    ("aspen_mp.client.link", "_links", weakref.WeakSet),
+    ("aspen_mp.client.link", "_by_address", weakref.WeakValueDictionary),
+    ("aspen_mp.client.link", "_by_address_lock", _lock("Lock")),
+    ("aspen_mp.client.runtime", "_live", weakref.WeakSet),
+    ("aspen_mp.client.requests.zero_copy", "_files", weakref.WeakKeyDictionary),
+    ("aspen_mp.client.requests.stage", "_numbers", lambda: itertools.count(1)),
+    ("aspen_mp.client.requests.stage", "_regions", _lock("RLock")),
+    ("aspen_mp.client.requests.stage", "_stages", weakref.WeakSet),
+    ("aspen_mp.control.wire.child_reaper", "_zombies", list),
+    ("aspen_mp.workers.process", "_limit", int),
+]
+"""Module, variable, and its value in a process that has just started."""
+
+
+class Globals:
+    """Exchanges the variables of `OWN`."""
+
+    def __init__(self) -> None:
+        self._places = [(importlib.import_module(module).__dict__, name, make) for module, name, make in OWN]
+
+    def swap(self, before: Process | None, after: Process) -> None:
+        if before is not None and before.alive:
+            before.globals = {k: place[name] for k, (place, name, _) in enumerate(self._places)}
+        values = after.globals
+        for k, (place, name, make) in enumerate(self._places):
+            place[name] = values[k] if k in values else make()
+
+    def fork(self, parent: Process, child: Process) -> None:
+        """A child begins with copies."""
+        for k, (place, name, make) in enumerate(self._places):
+            value = place[name]
+            child.globals[k] = copy.copy(value) if isinstance(value, list | int) else make()
