@@ -8,6 +8,7 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Final
@@ -77,6 +78,7 @@ def bind_early(texts: Mapping[str, str]) -> dict[str, set[str]]:
     return {module: bound for module, text in texts.items() if (bound := _bound(_tree(text)))}
 
 
+@cache
 def _tree(text: str) -> ast.Module:
     """The syntax of a file; an empty one of Cython."""
     try:
