@@ -117,7 +117,7 @@ class _Node:
     by_value: dict[tuple[bytes, ...], _Node] = field(default_factory=dict)
     stage: Stage | None = None
     next: dict[Key, _Node] = field(default_factory=dict)
-    planning: threads.Lock = field(default_factory=threads.Lock)
+    planning: threads.Lock = field(default_factory=lambda: threads.Lock())
     capacities: dict[str, int] = field(default_factory=dict)
     asked: bool = False
     """Whether requests that come here have to wait for a plan, or had to."""

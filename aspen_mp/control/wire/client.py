@@ -38,7 +38,7 @@ class _Call:
     answer: protocol.ToClient | AspenError | None = None
     failure: BaseException | None = None
     received: Any = None
-    done: threads.Event = field(default_factory=threads.Event)
+    done: threads.Event = field(default_factory=lambda: threads.Event())
 
 
 class ControlClient:
