@@ -22,6 +22,7 @@ def _again() -> None:
     """Hashes must not differ from run to run: start once more with a fixed seed for them."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
+        os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step of their plans
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
 
 
@@ -49,7 +50,7 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         "wall_s": took,
         "answers": story.answers,
         "errors": story.errors,
-        "trouble": sorted(story.choices.trouble.rates),
+        "trouble": [*sorted(story.choices.trouble.rates), *story.weather.kinds],
         "failed": story.failed,
         "folder": str(story.world.folder),
         "slices": story.slices(),
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
     parser.add_argument("--calm", action="store_true", help="no trouble at all")
     parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
     parser.add_argument("--hang-s", type=float, default=0.0)
     given = parser.parse_args()
     preload()
@@ -192,13 +194,17 @@ def _night(given: Any, options: Any) -> int:
             yield options(seed)
 
     totals: Counter[str] = Counter()
+    marks: Counter[str] = Counter()
     failed = 0
     for found in many(histories(), given.jobs, 300.0):
         totals["histories"] += 1
         for name in ("steps", "virtual_s", "wall_s", "answers"):
             totals[name] += found.get(name, 0)  # type: ignore[assignment]
+        marks.update(found.get("marks", {}))
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+    if given.marks:
+        print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
     print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")
     return 1 if failed else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import users
+from simulation import marks, users, weather
 from simulation.native import _hooks
 from simulation.world.choices import KINDS, Choices
 from simulation.world.history import History
@@ -63,6 +63,8 @@ class Story:
         self._draw_trouble()
         self.world = World(self.choices, history, _hooks.set_now)
         install(self.world)
+        marks.observe(self.world)
+        self.weather = self._draw_weather()
         self.scripts = users.draw(options.seed, options.users, options.acts)
         if options.most is not None:
             self._shorten(options.most)
@@ -87,6 +89,11 @@ class Story:
                 choices.trouble.rates[kind] = low * (high / low) ** share
         for kind in KINDS:
             assert kind in RATES or kind not in choices.trouble.rates
+
+    def _draw_weather(self) -> weather.Weather:
+        choices = self.choices
+        kinds = tuple(kind for kind in weather.KINDS if choices.chance(0.35) and self.options.trouble and kind not in self.options.without)
+        return weather.Weather(self.world, kinds, 0.05 * 40 ** choices.uniform())
 
     def _shorten(self, most: int) -> None:
         for script in self.scripts:
@@ -142,8 +149,8 @@ class Story:
     def _explained(self, script: users.Script, act: users.Act, error: BaseException) -> bool:
         from aspen_mp import errors
 
-        rates = self.choices.trouble.rates
-        planner_goes = "kill-planner" in rates
+        rates = {*self.choices.trouble.rates, *self.weather.kinds}
+        planner_goes = bool(rates & {"kill-planner", "kill-anyone", "end-planner", "stop-anyone"})
         if act.what == "timeout" and isinstance(error, errors.RequestTimeout):
             return True
         if act.what == "deadline" and isinstance(error, errors.DeadlineMissed | errors.RequestTimeout):
@@ -151,15 +158,17 @@ class Story:
         if act.what == "broken" and isinstance(error, errors.ModelParseError):
             return True
         if isinstance(error, errors.ResourceLimitError):
-            return "scarce" in rates or "kill-plan" in rates
+            return bool(rates & {"scarce", "kill-plan", "kill-anyone", "memory"})
         if isinstance(error, errors.PlanError):
-            return "kill-plan" in rates
+            return bool(rates & {"kill-plan", "kill-anyone"})
         if isinstance(error, errors.RuntimeLost | errors.RuntimeNotFound):
             return planner_goes or "scarce" in rates or "stop-process" in rates
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             return "scarce" in rates
         if isinstance(error, errors.PoisonTile):
-            return "kill-worker" in rates
+            return bool(rates & {"kill-worker", "kill-anyone"})
+        if act.what == "start":
+            return "scarce" in rates
         return False
 
     # ---- the history
@@ -196,8 +205,10 @@ class Story:
         self.host = world.start("host", self._host)
         for script in self.scripts:
             self.living.append(world.start("client", lambda script=script: users.User(self, script).live()))
+        self.weather.begin()
         scheduler.run(self.options.steps, until=self._over)
         self.choices.quiet = True
+        self.weather.stop()
         for process in list(world.processes.values()):
             process.go_on()
         horizon = scheduler.now + int(BOUND_S * 1e9)

@@ -43,6 +43,8 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="aspen-sim-"))
         self.violations: list[str] = []
         self.memory_bytes = 8 << 30
+        self.missing: set[int] = set()
+        """Cores that no process may use now."""
         self.locks = Waiters(self.scheduler)
         self.names: dict[object, Listener] = {}
         self.wall_offset_ns = 1_600_000_000_000_000_000
@@ -201,7 +203,7 @@ class World:
 
     @property
     def online(self) -> set[int]:
-        return set(range(self.cpus))
+        return set(range(self.cpus)) - self.missing
 
     def folder_changed(self) -> None:
         """A name has come or gone."""
