@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, real_number
+from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, Watch, real_number
 from simulation.world.processes import Process
 from simulation.world.world import World, never
 
@@ -147,7 +147,7 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
                 description.waiters.wait("data of a pipe")
             return found[0]
         if description.kind == "inotify":
-            events = getattr(description, "events")
+            events = description.events
             while not events:
                 description.waiters.wait("events of a folder")
             data = b"".join(events)
@@ -316,7 +316,7 @@ def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
             world.enter(name)
             found = function(world.path(path), *arguments, **named)
             if changes:
-                world.folder_changed()
+                world.folder_changed(path, arguments, named)
             return found
 
         return call
@@ -524,6 +524,23 @@ def signals(world: World) -> dict[str, Any]:
         return before
 
     return {"alarm": alarm, "set_wakeup_fd": set_wakeup_fd, "signal": signal}
+
+
+def watches(world: World) -> dict[str, Any]:
+    def init() -> int:
+        process = world.enter("inotify_init")
+        world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
+        return process.add(Watch(world))
+
+    def add_watch(number: int, folder: Any, events: int) -> None:
+        process = world.enter("inotify_add_watch")
+        watch = process.get(number)
+        assert isinstance(watch, Watch)
+        about = os.stat(folder)
+        watch.folders[(about.st_dev, about.st_ino)] = len(watch.folders) + 1
+        world.watches.add(watch)
+
+    return {"init": init, "add_watch": add_watch}
 
 
 def randomness(world: World) -> dict[str, Any]:
