@@ -18,7 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
-from aspen_mp.shm.scarcity import submit
+from aspen_mp.shm.scarcity import start_thread, submit
 from aspen_mp.system import clock, descriptors, processes, threads
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class OwnServer:
                 with contextlib.suppress(RuntimeLost):  # it is seen by whoever uses the session next
                     session.resize(0, 0, self.total, [])
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
+            start_thread(threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True))
             return session
 
     def end(self) -> int:

@@ -38,6 +38,8 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         faulthandler.dump_traceback_later(options.extra["hang_s"], exit=True)
     history = History(tell=print if trace else None)
     story = Story(options, history)
+    if options.extra.get("slices"):
+        story.world.scheduler.on_slice = lambda task: print("   ", story.world.scheduler.now, task, task.waits)
     began = time.monotonic()
     story.run()
     took = time.monotonic() - began
@@ -155,6 +157,8 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
     parser.add_argument("--calm", action="store_true", help="no trouble at all")
     parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
+    parser.add_argument("--slices", action="store_true", help="print which thread runs when")
     parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
     parser.add_argument("--hang-s", type=float, default=0.0)
     given = parser.parse_args()
@@ -169,7 +173,7 @@ def main() -> int:
             acts=given.acts,
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
-            extra={"hang_s": given.hang_s},
+            extra={"hang_s": given.hang_s, "slices": given.slices},
         )
 
     if given.count == 1 and not given.minutes:
@@ -192,14 +196,19 @@ def _night(given: Any, options: Any) -> int:
             if given.minutes and time.monotonic() - began > given.minutes * 60:
                 return
             yield options(seed)
+            if given.twice:
+                yield options(seed)
 
     totals: Counter[str] = Counter()
     marks: Counter[str] = Counter()
+    digests: dict[int, str] = {}
     failed = 0
     for found in many(histories(), given.jobs, 300.0):
         totals["histories"] += 1
         for name in ("steps", "virtual_s", "wall_s", "answers"):
             totals[name] += found.get(name, 0)  # type: ignore[assignment]
+        if given.twice and digests.setdefault(found["seed"], found.get("digest")) != found.get("digest"):
+            print(f"seed {found['seed']}: two runs differ")
         marks.update(found.get("marks", {}))
         if found["failed"]:
             failed += 1

@@ -169,7 +169,7 @@ class Story:
             return "scarce" in rates
         if isinstance(error, errors.PoisonTile):
             return bool(rates & {"kill-worker", "kill-anyone"})
-        if act.what == "start":
+        if script.name == "host":
             return "scarce" in rates
         return False
 
@@ -190,10 +190,11 @@ class Story:
                 continue
             self.told = self.world.here.add(EventFd(self.world, 0))
             while not self.ended:
-                runtime.wait(self.told)
                 if not self.ended:
                     try:
-                        runtime.revive()
+                        runtime.wait(self.told)
+                        if not self.ended:
+                            runtime.revive()
                     except BaseException as error:
                         if not self._explained(users.Script("host", True), users.Act("revive", ()), error):
                             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,7 @@ def _replace(module: ModuleType, names: dict[str, Any]) -> None:
 
 def install(world: World) -> None:
     """Replace the names of all rooms. The rest of this process belongs to the world."""
+    weakref.WeakSet = isolation.WeakSet  # type: ignore[misc]
     (world.folder / "run").mkdir(mode=0o700, exist_ok=True)
     os.environ.update(environment(world.folder))
     from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads, watches

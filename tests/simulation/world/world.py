@@ -41,6 +41,7 @@ class World:
         self.real: dict[int, int] = {}
         self.most_descriptors = 4096
         self.folder = Path(tempfile.mkdtemp(prefix="aspen-sim-"))
+        history.hidden = str(self.folder)
         self.violations: list[str] = []
         self.memory_bytes = 8 << 30
         self.missing: set[int] = set()
