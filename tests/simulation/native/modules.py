@@ -1,8 +1,8 @@
 """Puts the modules that are compiled for simulations in place of the ordinary ones.
 
-    from simulation.native import modules
+    from tests.simulation.native import modules
     modules.enable()  # before anything of aspen_mp is imported
-    from simulation.native import _hooks
+    from tests.simulation.native import _hooks
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from simulation.native import build
+from tests.simulation.native import build
 
 
 class _Finder:

@@ -22,13 +22,13 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import folders  # noqa: F401
-from simulation.native import modules
+from tests.simulation.native import modules
 
 modules.enable()
 
 import greenlet
 import numpy as np
-from simulation.native import _hooks
+from tests.simulation.native import _hooks
 from synthetic import Synthetic, random_plan
 
 from aspen_mp.shm.bindings import _control
