@@ -89,7 +89,7 @@ def _headers() -> list[Path]:
 
 
 def _commands(module: Module) -> tuple[list[str], list[str], list[str]]:
-    """What makes C of a module, an object file of that, and the module of that."""
+    """Commands that make C of a module, an object file of that, and a library of that."""
     import numpy
 
     out = place(module)
@@ -100,8 +100,9 @@ def _commands(module: Module) -> tuple[list[str], list[str], list[str]]:
     options = [*FLAGS, f"-DASPEN_LAYOUT_HASH=0x{layout_hash()}ull", *(f"-I{folder}" for folder in folders)]
     libraries = [str(file) for file in kernels()] if module.kernels else []
     shared = [] if module is HOOKS else ["--shared", SHARED]
+    cython = [sys.executable, "-m", "cython", "-3", "-I", str(TREE), *shared]
     return (
-        [sys.executable, "-m", "cython", "-3", "-I", str(TREE), *shared, "--module-name", module.name, str(ROOT / module.source), "-o", code],
+        [*cython, "--module-name", module.name, str(ROOT / module.source), "-o", code],
         [*cached, compiler, *options, "-c", code, "-o", target],
         [compiler, "-shared", target, *libraries, "-lm", "-o", str(out)],
     )

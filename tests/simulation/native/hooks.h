@@ -1,8 +1,8 @@
 /* The hooks of shm/protocol/system/simulation.h: each one calls a Python function, which may run other greenlets before it returns.
  *
  * C code calls them with the interpreter's lock or without. A greenlet switches only while the lock is held, and each one releases exactly
- * what it has taken. So the counts of PyGILState come out right, in whatever order greenlets go on. Greenlets do not save all that belongs to
- * a thread. The rest is saved here: the budget, errno and the exception that is on its way.
+ * what it has taken. So the counts of PyGILState come out right, in whatever order greenlets go on. Greenlets do not save all that belongs
+ * to a thread. The rest is saved here: the budget, errno and the exception that is on its way.
  *
  * Nobody pauses while a hook's function runs, unless it sets a budget: what schedules is not scheduled.
  */

@@ -1,8 +1,8 @@
 """Puts the modules that are compiled for simulations in place of the ordinary ones.
 
-    from tests.simulation.native import modules
-    modules.enable()  # before anything of aspen_mp is imported
-    from tests.simulation.native import _hooks
+from tests.simulation.native import modules
+modules.enable()  # before anything of aspen_mp is imported
+from tests.simulation.native import _hooks
 """
 
 from __future__ import annotations
