@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import select
 import sys
+import threading
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.system import sockets, threads
-
-_LOCK: Final = threads.Lock
-"""The maker of locks of modules that were imported with this one."""
 
 Start = Callable[[Callable[[], object], tuple[()]], int]
 Select = Callable[[Collection[int], tuple[()], tuple[()], float | None], tuple[list[int], list[int], list[int]]]
@@ -41,7 +39,7 @@ def greenlets() -> Greenlets | None:
         RequestError: Threads were patched after this package had been imported, so that some of its locks stop all greenlets.
     """
     found = _patched()
-    if found is not None and threads.Lock is not _LOCK:
+    if found is not None and threading.Lock is not threads.Lock:
         raise RequestError(
             "threads were patched (gevent.monkey.patch_all, eventlet.monkey_patch) after aspen_mp had been imported. Patch them first: at "
             "the top of the program, or of gunicorn.conf.py with gunicorn --preload"

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.scarcity import OPENING
 from aspen_mp.shm.words import count
-from aspen_mp.system import processes
+from aspen_mp.system import filesystem, processes
 
 # A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker.
 # The kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of an awaited tile.
@@ -260,7 +260,8 @@ def default_workers() -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        with filesystem.open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
     except OSError as error:
         if error.errno in OPENING:
             raise
@@ -317,7 +318,7 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
 
 def _entries(folder: Path, prefix: str) -> list[Path]:
     try:
-        return sorted(p for p in folder.iterdir() if p.name.startswith(prefix) and p.name[len(prefix) :].isdigit())
+        return sorted(folder / name for name in filesystem.listdir(folder) if name.startswith(prefix) and name[len(prefix) :].isdigit())
     except OSError as error:
         if error.errno in OPENING:
             raise

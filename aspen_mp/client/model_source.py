@@ -89,7 +89,7 @@ def where(model: str | os.PathLike[str] | bytes | onnx.ModelProto | Memfd) -> tu
         return "", collection.build(name).SerializeToString(), name
     if isinstance(model, (str, os.PathLike)):
         path = os.path.abspath(os.fsdecode(model))
-        if not os.path.exists(path):
+        if not filesystem.exists(path):
             raise FileNotFoundError(f"there is no model file {path}")
         return arguments.text("the path of a model", path), None, Path(path).stem
     if isinstance(model, Memfd):

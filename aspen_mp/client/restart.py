@@ -18,6 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
+from aspen_mp.shm.scarcity import submit
 from aspen_mp.system import clock, descriptors, processes, threads
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Reviver(ABC):
                 from concurrent.futures import ThreadPoolExecutor
 
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="aspen-mp retry")
-            self._thread.submit(action)
+            submit(self._thread, action)
             return True
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import length_hint
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from aspen_mp.client.future import too_late
@@ -162,8 +162,8 @@ class Stream(Iterator[R]):
         self._terms = terms
         self._items: Iterator[Any] | None = iter(items)
         self._flying: deque[_Item] = deque()
-        self._done: SimpleQueue[_Item] = SimpleQueue()  # where results come in any order
-        self._ended: SimpleQueue[None] = SimpleQueue()  # where they come in order and the first one waits for a plan
+        self._done: threads.SimpleQueue[_Item] = threads.SimpleQueue()  # where results come in any order
+        self._ended: threads.SimpleQueue[None] = threads.SimpleQueue()  # where they come in order and the first one waits for a plan
         self._next = 0
         self._lock = threads.Lock()
         self._closed = False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +17,7 @@ from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import start_thread
-from aspen_mp.system import clock, threads
+from aspen_mp.system import clock, filesystem, threads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -218,7 +216,7 @@ class Workload:
             return
         if not self._pipelines:
             raise RequestError("the workload has no network. Add one first")
-        self._folder = tempfile.mkdtemp(prefix="aspen-mp-workload-")
+        self._folder = filesystem.mkdtemp("aspen-mp-workload-")
         try:
             for source, pipeline in self._pipelines.items():
                 path = self._written(self._folder, source, pipeline)
@@ -242,11 +240,13 @@ class Workload:
         for network in pipeline.networks:
             entry = dict(network._entry)
             if isinstance(entry["model"], bytes):
-                Path(folder, f"{network.name}.onnx").write_bytes(entry["model"])
+                with filesystem.open(Path(folder, f"{network.name}.onnx"), "wb") as file:
+                    file.write(entry["model"])
                 entry["model"] = f"{network.name}.onnx"
             networks[network.name] = entry
         path = Path(folder, f"{source}.networks")
-        path.write_text(json.dumps({"networks": networks}), encoding="utf-8")
+        with filesystem.open(path, "w", encoding="utf-8") as text:
+            text.write(json.dumps({"networks": networks}))
         return str(path)
 
     def start(self) -> None:
@@ -396,7 +396,7 @@ class Workload:
                 pipeline.model.unload()
                 pipeline.model = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            filesystem.rmtree(self._folder, ignore_errors=True)
 
     def _until_ended(self, pipeline: _Pipeline, left: float) -> float:
         """Wait for a pipeline that is told to end. Its user's functions have `left` seconds, of which it returns the rest."""

@@ -34,7 +34,7 @@ class _Batch:
 
     calls: list[tuple[Call, asyncio.Future[Results]]] = field(default_factory=list)
     rows: int = 0
-    since: int = field(default_factory=clock.monotonic_ns)
+    since: int = field(default_factory=lambda: clock.monotonic_ns())
     traces: list[steps.StepTrace] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
 

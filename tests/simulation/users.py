@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tests.simulation import models
+from simulation import models
 
 if TYPE_CHECKING:
-    from tests.simulation.story import Story
+    from simulation.story import Story
 
 ACTIONS: Final = {
     "run": 30,
@@ -232,7 +232,7 @@ class User:
         known, model = self._model(which)
         got: list[Any] = []
         with self.runtime.workload() as work:
-            work.add(model, feeds=self._draw(known, number), every_ms=ms % 20 + 1, on_result=got.append)
+            work.add(known.data, feeds=lambda: self._draw(known, number), every_ms=ms % 20 + 1, on_result=got.append)
             work.start()
             work.wait(0.1)
 

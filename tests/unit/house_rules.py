@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PARTS: Final = {
-    "aspen_mp.shm": {"aspen_mp.shm"},
-    "aspen_mp.workers": {"aspen_mp.workers", "aspen_mp.shm"},
+    "aspen_mp.shm": {"aspen_mp.shm", "aspen_mp.system"},
+    "aspen_mp.workers": {"aspen_mp.workers", "aspen_mp.shm", "aspen_mp.system"},
     "aspen_mp.planner": {"aspen_mp.planner", "aspen_mp.shm", "aspen_mp.workers.fallback"},
     "aspen_mp.config": {"aspen_mp.config", "aspen_mp.shm"},
 }
 """What each part may import of the package."""
 ORDERS: Final = {
     "aspen_mp": [
-        *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
+        *("system", "shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
         *("compat", "torch", "ray", "backend", "tools", "quantization", "serving", "cli", "bench"),
     ],
     "aspen_mp.planner": [
@@ -90,6 +90,30 @@ START_PYTHON: Final = {
 }
 """Modules that start a Python by its path, by `-m` or by multiprocessing, and why."""
 
+ASK_THROUGH_ROOMS: Final = ("aspen_mp.control", "aspen_mp.client", "aspen_mp.serving", "aspen_mp.shm", "aspen_mp.workers")
+"""Parts that ask for services of the operating system through `aspen_mp/system` only."""
+WHOLE_SERVICES: Final = {
+    *("_thread", "glob", "multiprocessing", "queue", "random", "sched", "secrets", "shutil", "subprocess", "tempfile", "uuid"),
+}
+"""Modules all of whose functions are services of the system, besides those that the rooms take theirs from."""
+SINGLE_SERVICES: Final = {
+    *("ctypes.CDLL", "os.path.getmtime", "os.path.getsize", "os.path.lexists", "os.path.ismount", "os.path.samefile"),
+    *("datetime.date.today", "datetime.datetime.now", "datetime.datetime.today", "datetime.datetime.utcnow"),
+}
+HARMLESS: Final = {
+    *("os.PathLike", "os.fsdecode", "os.fsencode", "os.fspath", "os.strerror", "os.stat_result", "os.sched_param", "os.major", "os.minor"),
+    *("os.WEXITSTATUS", "os.WIFEXITED", "os.WIFSIGNALED", "os.WTERMSIG", "os.waitstatus_to_exitcode"),
+    *("resource.getpagesize", "socket.CMSG_SPACE", "uuid.UUID"),
+}
+"""Functions and types of these modules that compute only."""
+ASK_PAST_ROOMS: Final = {
+    "aspen_mp.client.openmp": "asks the library that the user's program has loaded",
+    "aspen_mp.client.trials.samples": "reads a user's files of samples, as numpy does",
+    "aspen_mp.control.wire.python": "looks for an interpreter among the programs that are really there",
+    "aspen_mp.shm.greenlets": "compares what gevent and eventlet have patched with what the rooms have",
+}
+"""Modules of these parts that ask for a service by its own name, and why."""
+
 CLOCKS: Final = {
     *("monotonic", "perf_counter", "process_time", "thread_time", "time"),
     *("monotonic_ns", "perf_counter_ns", "process_time_ns", "thread_time_ns", "time_ns"),
@@ -115,11 +139,11 @@ def _short(module: str) -> str:
 
 def _imports(part: str, allowed: set[str]) -> str:
     others = sorted(_short(each) for each in allowed - {part})
-    return f"{_short(part)} imports {' and '.join(others) if others else 'nothing of ours'}"
+    return f"{_short(part)} imports {', '.join(others) if others else 'nothing of ours'}"
 
 
 def _exceptions(table: dict[str, str]) -> str:
-    return f"exceptions with their reasons: {len(table)}"
+    return f"exceptions: {len(table)}"
 
 
 RULES: Final = [
@@ -149,6 +173,10 @@ RULES: Final = [
     Rule(
         f"children of Python are started by {_short('aspen_mp.control.wire.python')}; {_exceptions(START_PYTHON)}",
         "test_children_are_started_one_way",
+    ),
+    Rule(
+        f"the operating system is asked through {_short('aspen_mp.system')}; {_exceptions(ASK_PAST_ROOMS)}",
+        "test_the_system_is_asked_through_its_rooms",
     ),
     Rule("`import aspen_mp` loads neither numpy nor onnx, nor anything else of size", "test_import_is_light"),
     Rule(

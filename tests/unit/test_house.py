@@ -32,6 +32,7 @@ from house import (
     unlisted,
     within,
 )
+from services import Services, ask_past_rooms, bind_early, rooms, standard_names
 
 from aspen_mp.shm.tables import KERNELS
 
@@ -222,6 +223,57 @@ def test_children_are_started_one_way() -> None:
     assert not start_python({"m": "from multiprocessing.shared_memory import SharedMemory\nimport sys\nsys.exit('-c')\n"})
 
 
+def test_the_system_is_asked_through_its_rooms() -> None:
+    texts = {module: text for module, text in sources().items() if any(within(module, part) for part in rules.ASK_THROUGH_ROOMS)}
+    services = Services(rules.WHOLE_SERVICES, rules.SINGLE_SERVICES, rules.HARMLESS)
+    found = ask_past_rooms(texts, services)
+    hold(set(found), rules.ASK_PAST_ROOMS, f"services come from the modules of aspen_mp/system, which the simulation replaces: {found}")
+    offered = {name for room in rooms().values() for name in standard_names(room).values()}
+    assert {"os.close", "time.monotonic", "threading.Lock", "os.path.exists", "mmap.mmap"} <= offered
+    for name in offered | rules.SINGLE_SERVICES:
+        module, _, attribute = name.rpartition(".")
+        assert services.asked(f"import {module}\n{name}(1)") == {name}
+        assert services.asked(f"def f():\n    from {module} import {attribute} as g\n    return [g]") == {name}
+    for planted in (
+        *("import os\nos.fork()", "import os as system\nsystem.wait3(0)", "import signal\nsignal.raise_signal(2)"),
+        *("import time\ntime.sleep(1)", "from time import thread_time as t\nt()", "from datetime import datetime\ndatetime.now()"),
+        *("import socket\nsocket.create_connection(())", "import select\nselect.epoll()", "import uuid\nuuid.uuid4()"),
+        *("import subprocess\nsubprocess.Popen([])", "import secrets\nsecrets.token_hex()", "import random\nrandom.random()"),
+        *("import threading\nclass A(threading.Thread): ...", "import threading\ndef f(lock: threading.Lock): ..."),
+        *("from pathlib import Path\nPath('a').read_text()", "from pathlib import Path\ndef f(path: Path): return path.parent.exists()"),
+        *("from dataclasses import field\nimport time\nfield(default_factory=time.time)", "with open('a') as file: ..."),
+    ):
+        assert services.asked(planted), planted
+    for right in (
+        "import os\nx = os.O_RDONLY, os.path.join('a'), os.waitstatus_to_exitcode(0)",
+        "import signal, socket\nx = signal.SIGKILL, signal.Signals(9), socket.AF_UNIX",
+        "import queue, subprocess\ntry: ...\nexcept (queue.Empty, subprocess.SubprocessError): ...",
+        "from pathlib import Path\nfrom aspen_mp.system import filesystem\nfilesystem.exists(Path('a').parent)",
+        "file.open()\nclass A:\n    def open(self): ...",
+    ):
+        assert not services.asked(right), right
+
+
+def test_names_of_rooms_are_read_when_they_are_called() -> None:
+    texts = {module: text for module, text in sources().items() if within(module, "aspen_mp") and not within(module, "aspen_mp.system")}
+    bound = bind_early(texts)
+    assert not bound, f"`clock.monotonic()` reads the room when it is called; these take its function once and for all: {bound}"
+    taken = "from aspen_mp.system import clock, threads\n"
+    for early in (
+        *("from aspen_mp.system.clock import monotonic", f"{taken}now = clock.monotonic", f"{taken}def f(now=clock.monotonic): ..."),
+        *(f"{taken}class A(threads.Thread): ...", f"{taken}class A:\n    lock: threads.Lock = field(default_factory=threads.Lock)"),
+        "import aspen_mp.system.clock\nnow = aspen_mp.system.clock.time",
+    ):
+        assert bind_early({"m": early}), early
+    for late in (
+        f"{taken}_lock: threads.Lock = threads.Lock()",
+        f"{taken}def f(lock: threads.Lock) -> threads.Event:\n    now = clock.monotonic",
+        f"{taken}class A:\n    at: float = field(default_factory=lambda: clock.monotonic())",
+        "from aspen_mp.system import watches\nX = watches.CREATED",
+    ):
+        assert not bind_early({"m": late}), late
+
+
 def test_import_is_light() -> None:
     code = "import sys, aspen_mp; print(' '.join(m for m in sys.modules if '.' not in m))"
     loaded = set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
@@ -247,5 +299,6 @@ def test_every_exception_has_its_reason() -> None:
         with pytest.raises(AssertionError, match=r"m\.f"):
             hold(found, exceptions, "a rule")
     hold({"m.f"}, {"m.f": "a table"}, "a rule")
-    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS, rules.START_PYTHON, rules.COMPARE_DURATIONS):
+    tables = (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS, rules.START_PYTHON, rules.COMPARE_DURATIONS)
+    for table in (*tables, rules.ASK_PAST_ROOMS):
         assert all(reason and "\n" not in reason for reason in table.values())

@@ -84,7 +84,7 @@ class Usage:
     """When a client last asked for a plan, and requests served when memory was last wanted. `average`: for a plan behind data, of the
     requests served at each time that another one was retired; later times count more."""
 
-    asked_at: float = field(default_factory=clock.monotonic)
+    asked_at: float = field(default_factory=lambda: clock.monotonic())
     served: int = 0
     average: float = 0.0
 

@@ -351,7 +351,12 @@ def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Call
     most = min(len(processes.sched_getaffinity(0)), MOST_THREADS) if sum(map(len, places)) >= SHARED_BYTES else 1
     pool = ThreadPoolExecutor(most)
     try:
-        for done, _ in enumerate(pool.map(lambda item, place: item.write(place), items, places)):
+        written = pool.map(lambda item, place: item.write(place), items, places)
+    except RuntimeError:  # no thread can be had, or not one for each
+        pool.shutdown(cancel_futures=True)
+        written = map(lambda item, place: item.write(place), items, places)
+    try:
+        for done, _ in enumerate(written):
             if done % 16 == 0:
                 tell(done)
     finally:

@@ -433,15 +433,15 @@ def trouble(path: str) -> str:
         info = filesystem.stat(path)
     except FileNotFoundError:
         parent = os.path.dirname(os.path.abspath(path))
-        if os.path.exists(parent):
-            return "" if os.path.isdir(parent) and filesystem.access(parent, os.W_OK | os.X_OK) else f"it cannot be made in {parent}"
+        if filesystem.exists(parent):
+            return "" if filesystem.isdir(parent) and filesystem.access(parent, os.W_OK | os.X_OK) else f"it cannot be made in {parent}"
         return trouble(parent)
     except OSError as error:
         return error.strerror or str(error)
     if why := _distrust(info):
         return why
     for folder in (path, *(os.path.join(path, kind) for kind in _KINDS)):
-        if os.path.exists(folder) and not (os.path.isdir(folder) and filesystem.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+        if filesystem.exists(folder) and not (filesystem.isdir(folder) and filesystem.access(folder, os.R_OK | os.W_OK | os.X_OK)):
             return f"{folder} is not a folder that can be read and written"
     return "" if _has_room(path) else _NO_ROOM
 

@@ -89,7 +89,7 @@ class _Stand:
     stuck: float = 0.0
     bound: tuple[float, float, str] | None = None
     woken: bool = False
-    since: float = field(default_factory=clock.monotonic)
+    since: float = field(default_factory=lambda: clock.monotonic())
     unwanted: float | None = None
     reported: bool = False
 

@@ -48,7 +48,7 @@ class Worker:
     sock: sockets.socket
     place: Place
     core_class: str
-    since: float = field(default_factory=clock.monotonic)
+    since: float = field(default_factory=lambda: clock.monotonic())
     state: str = field(default="starting", init=False)
     error: str = field(default="", init=False)
     hung: str = field(default="", init=False)

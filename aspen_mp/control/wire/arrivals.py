@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -13,11 +11,10 @@ from typing import Final
 from aspen_mp.control.wire import run_directory
 from aspen_mp.shm.errors import RuntimeNotFound
 from aspen_mp.shm.greenlets import readable
-from aspen_mp.system import clock, descriptors, sockets
+from aspen_mp.system import clock, descriptors, sockets, watches
 
-_CREATE: Final = 0x100
-_MOVED_TO: Final = 0x80
-_GONE: Final = 0x400 | 0x800 | 0x8000  # the directory itself: deleted, moved, no longer watched
+_EVENTS: Final = watches.CREATED | watches.MOVED_TO | watches.FOLDER_DELETED | watches.FOLDER_MOVED
+_GONE: Final = watches.FOLDER_DELETED | watches.FOLDER_MOVED | watches.UNWATCHED
 _EVENT: Final = struct.Struct("iIII")
 _LONGEST_S: Final = 1e6
 """The longest that poll(2) can wait: it counts milliseconds in 31 bits."""
@@ -27,16 +24,12 @@ class Watch:
     """The run directories, in which a socket may appear. OSError where the kernel gives no watch."""
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        if self._fd < 0:
-            raise _failure()
+        self._fd = watches.init()
         try:
             directories = run_directory.open_directories(create=True)  # a new runtime would make them first
             try:
                 for directory in directories.values():
-                    if libc.inotify_add_watch(self._fd, f"/proc/self/fd/{directory}".encode(), _CREATE | _MOVED_TO | _GONE & 0xFFF) < 0:
-                        raise _failure()
+                    watches.add_watch(self._fd, f"/proc/self/fd/{directory}", _EVENTS)
             finally:
                 for directory in directories.values():
                     descriptors.close(directory)  # or its removal would not be told
@@ -66,11 +59,6 @@ class Watch:
                 self.ended |= bool(mask & _GONE)
                 data = data[_EVENT.size + length :]
         return True
-
-
-def _failure() -> OSError:
-    error = ctypes.get_errno()
-    return OSError(error, f"the run directory cannot be watched: {os.strerror(error)} (sysctl fs.inotify limits watches)")
 
 
 def connections(name: str, until: float, stop: int) -> Iterator[sockets.socket]:

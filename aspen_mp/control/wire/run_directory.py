@@ -87,7 +87,7 @@ def _open(where: str) -> int:
     except NotADirectoryError:
         raise ProtocolError(f"{where} is not a directory of its own (a file or a link); remove it") from None
     except OSError as error:
-        if os.path.islink(where):
+        if filesystem.islink(where):
             raise ProtocolError(f"{where} is a link; remove it") from error
         raise
 

@@ -8,6 +8,8 @@ import re
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from aspen_mp.system import clock
+
 _TRACE: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 """Version, trace, span of the client, flags. One of zeros only is none."""
 
@@ -26,7 +28,7 @@ class AccessLog:
         `received` and `sent` are bytes of bodies. `trace`: the header ``traceparent`` of W3C Trace Context, as the client sent it.
         """
         line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(clock.time(), UTC).isoformat(timespec="milliseconds"),
             "client": client,
             "method": method,
             "path": path,

@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+from aspen_mp.system import filesystem
+
 
 def warnings(address: str, token_file: Path | None, *, tls: bool) -> list[str]:
     """A sentence for each thing that is open to others. `address`: the one that the server listens at."""
@@ -16,7 +18,7 @@ def warnings(address: str, token_file: Path | None, *, tls: bool) -> list[str]:
         found.append(f"everybody who reaches {address} is answered. Use --token-file, or listen at 127.0.0.1 behind a proxy")
     if not host.is_loopback and token_file is not None and not tls:
         found.append(f"tokens come unencrypted to {address}. Use --certificate and --key, or listen at 127.0.0.1 behind a proxy with TLS")
-    if token_file is not None and (mode := stat.S_IMODE(token_file.stat().st_mode)) & 0o077:
+    if token_file is not None and (mode := stat.S_IMODE(filesystem.stat(token_file).st_mode)) & 0o077:
         found.append(f"others may read {token_file}, whose mode is {mode:04o}. Use: chmod 600 {token_file}")
     return found
 

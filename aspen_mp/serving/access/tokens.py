@@ -10,6 +10,7 @@ from typing import Final
 
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.shm.errors import ConfigError
+from aspen_mp.system import filesystem
 
 LEAST_LENGTH: Final = 16
 _SCHEME: Final = "bearer "
@@ -18,7 +19,8 @@ _SCHEME: Final = "bearer "
 def digests(path: Path) -> list[str]:
     """SHA-256 of each token of a file with one a line; empty lines and those that begin with ``#`` are none. ConfigError, OSError."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
+        with filesystem.open(path, encoding="ascii") as file:
+            lines = [line.strip() for line in file.read().splitlines()]
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: a token consists of ASCII characters") from None
     tokens = [line for line in lines if line and not line.startswith("#")]

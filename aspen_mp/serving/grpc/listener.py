@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import grpc.aio
@@ -15,7 +14,7 @@ from aspen_mp.serving.grpc.health import Health
 from aspen_mp.serving.grpc.service import Service
 from aspen_mp.serving.limits import Limits
 from aspen_mp.shm.errors import AspenError
-from aspen_mp.system import sockets
+from aspen_mp.system import filesystem, sockets
 
 _IDENTITY_ONLY: Final = 1
 """The bits for compressions in gRPC: none but the identity. A small message must not unpack to a large one."""
@@ -76,7 +75,7 @@ class Listener:
             if self._secrets is None:
                 self._server.add_insecure_port(self._address)
             else:
-                files = Path(self._secrets.key).read_bytes(), Path(self._secrets.certificate).read_bytes()
+                files = _contents(self._secrets.key), _contents(self._secrets.certificate)
                 self._server.add_secure_port(self._address, grpc.ssl_server_credentials([files]))
         except RuntimeError as error:
             raise AspenError(f"gRPC cannot listen at {self._address}: {error}") from None
@@ -86,3 +85,8 @@ class Listener:
         """Accepts no more requests, and waits for those in flight, `grace_s` seconds at most."""
         self._health.end()
         await self._server.stop(grace_s)
+
+
+def _contents(path: str) -> bytes:
+    with filesystem.open(path, "rb") as file:
+        return file.read()

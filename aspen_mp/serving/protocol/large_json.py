@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from aspen_mp.serving.protocol import turns
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.system import randomness
 
 LARGE: Final = 256 << 10
 """Bytes of JSON from which on it is decoded in this way."""
@@ -51,7 +51,7 @@ def split(text: memoryview, most_marks: int) -> Work[tuple[bytes, Runs]]:
     A list follows a key `data` and consists of nothing but numbers, white space, commas and brackets. One that is of no input is never
     read: its key is ignored. Refused (413) where the rest has more than `most_marks` commas, colons, quotes and brackets.
     """
-    word, runs, at = secrets.token_hex(8), Runs(), 0
+    word, runs, at = randomness.urandom(8).hex(), Runs(), 0
     parts: list[bytes | memoryview] = []
     for _ in range(MOST_KEYS):
         begin = yield from _next_list(text, at)

@@ -6,8 +6,10 @@ are looked up among the results of `scan`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +31,8 @@ _TRITON: Final = "config.pbtxt"
 _NO_MODELS: Final = {"lost+found"}
 """Folders that file systems make."""
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+_NOT_THERE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP}
+"""Errors of a path that leads nowhere."""
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +97,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_config(path: Path) -> Config:
     """The configuration of a model; the defaults where there is no file. ConfigError names file and key."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Config)
+        with filesystem.open(path, encoding="utf-8") as file:
+            return msgspec.convert(tomllib.loads(file.read()), Config)
     except FileNotFoundError:
         return Config()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -128,7 +133,7 @@ def scan(root: Path) -> Contents:
         if why := unfit(folder.name):
             shown = os.fsencode(folder.name).decode(errors="backslashreplace")
             contents.unread.append(f"model {shown} of {root} is not served: {why}")
-            if not (root / shown).exists():
+            if not _mode(root / shown):
                 contents.broken[shown] = why
             continue
         try:
@@ -147,15 +152,15 @@ def _unread(folder: Path, versions: list[Found]) -> list[str]:
     """As of `Contents`, in a model's folder."""
     said = []
     if not versions:
-        beneath = [each for each in sorted(folder.iterdir()) if each.is_dir() and each.name[0] != "."]
+        beneath = [each for each in _entries(folder) if stat.S_ISDIR(_mode(each)) and each.name[0] != "."]
         said = [_misplaced(file, folder) for each in (folder, *beneath) for file in _models(each)]
-    if (folder / _TRITON).is_file() and not (folder / CONFIG).is_file():
+    if stat.S_ISREG(_mode(folder / _TRITON)) and not stat.S_ISREG(_mode(folder / CONFIG)):
         said.append(f"{folder / _TRITON} is not read. Say in {folder / CONFIG} what is to differ from the defaults")
     return said
 
 
 def _models(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.suffix == ".onnx" and each.name[0] != "." and each.is_file())
+    return [each for each in _entries(folder) if each.suffix == ".onnx" and each.name[0] != "." and stat.S_ISREG(_mode(each))]
 
 
 def _misplaced(file: Path, folder: Path) -> str:
@@ -164,7 +169,7 @@ def _misplaced(file: Path, folder: Path) -> str:
 
 def single(name: str, path: Path) -> Found:
     """A model that is a file by itself, as version 1. FileNotFoundError where it is missing."""
-    return Found(name, 1, str(path.resolve(strict=True)), _stamp([path]), Config())
+    return Found(name, 1, filesystem.realpath(path, strict=True), _stamp([path]), Config())
 
 
 def folders(root: Path) -> Iterator[Path]:
@@ -187,19 +192,33 @@ def unfit(name: str) -> str:
 
 
 def _models_of(root: Path) -> list[Path]:
-    return sorted(each for each in root.iterdir() if each.name[0] != "." and each.name not in _NO_MODELS and each.is_dir())
+    return [each for each in _entries(root) if each.name[0] != "." and each.name not in _NO_MODELS and stat.S_ISDIR(_mode(each))]
 
 
 def _versions_of(model: Path) -> list[Path]:
-    return sorted(each for each in model.iterdir() if _VERSION.fullmatch(each.name) and each.is_dir())
+    return [each for each in _entries(model) if _VERSION.fullmatch(each.name) and stat.S_ISDIR(_mode(each))]
 
 
 def _found(name: str, folder: Path, config: Config) -> Found | None:
     path = folder / MODEL
-    if not path.is_file():
+    if not stat.S_ISREG(_mode(path)):
         return None
-    stamp = _stamp([folder.parent / CONFIG, *sorted(folder.iterdir())])
+    stamp = _stamp([folder.parent / CONFIG, *_entries(folder)])
     return Found(name, int(folder.name), str(path), stamp, config)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder / name for name in filesystem.listdir(folder))
+
+
+def _mode(path: Path) -> int:
+    """The type and permissions of what is at the path; 0 where there is nothing. OSError where that cannot be told."""
+    try:
+        return filesystem.stat(path).st_mode
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return 0
+        raise
 
 
 def _stamp(files: list[Path]) -> str:

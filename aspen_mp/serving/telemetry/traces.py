@@ -22,7 +22,7 @@ import aspen_mp
 from aspen_mp.serving.protocol import statuses
 from aspen_mp.serving.telemetry.steps import StepTrace
 from aspen_mp.shm.errors import AspenError, ConfigError
-from aspen_mp.system import threads
+from aspen_mp.system import randomness, threads
 
 SERVICE: Final = "aspen-mp"
 PROTOCOLS: Final = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
@@ -71,7 +71,11 @@ def exporters() -> list[Any]:
 def provider() -> TracerProvider:
     """Return the provider of spans, which exports them. ConfigError."""
     said = OTELResourceDetector().detect().attributes
-    defaults = {"service.name": SERVICE, "service.version": aspen_mp.__version__, "service.instance.id": str(uuid.uuid4())}
+    defaults = {
+        "service.name": SERVICE,
+        "service.version": aspen_mp.__version__,
+        "service.instance.id": str(uuid.UUID(bytes=randomness.urandom(16), version=4)),
+    }
     made = TracerProvider(resource=Resource.create({**defaults, **said}), shutdown_on_exit=False)
     for exporter in exporters():
         made.add_span_processor(BatchSpanProcessor(exporter()))

@@ -19,7 +19,7 @@ from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text import recipe
 from aspen_mp.serving.text.recipe import Recipe, Unsuitable
 from aspen_mp.shm.errors import ConfigError, DeadlineMissed, RequestError
-from aspen_mp.system import clock
+from aspen_mp.system import clock, filesystem
 
 TOKENIZER: Final = "tokenizer.json"
 STEP: Final = 16
@@ -238,7 +238,7 @@ def find(path: str, settings: Embeddings | None, inputs: Sequence[ValueInfo], ou
     """
     folder = Path(path).parent
     try:
-        if not (folder / TOKENIZER).is_file():
+        if not filesystem.isfile(folder / TOKENIZER):
             raise Unsuitable(f"there is no {TOKENIZER} beside it")
         chosen = recipe.find(folder, settings or Embeddings(), inputs, outputs)
         return Embedder(_tokenizer(folder / TOKENIZER), chosen, inputs)

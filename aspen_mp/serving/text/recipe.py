@@ -13,6 +13,7 @@ import numpy as np
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.repository.disk import Embeddings, Pooling
 from aspen_mp.shm.errors import ConfigError
+from aspen_mp.system import filesystem
 
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 MOST_TOKENS: Final = 512
@@ -145,7 +146,7 @@ def _pooling_beside(folder: Path) -> Pooling:
 def _modules(folder: Path) -> list[str] | None:
     """The names of a sentence-transformers model's modules; None without them. Unsuitable where one is not computed here."""
     path = folder / "modules.json"
-    if not path.exists():
+    if not filesystem.exists(path):
         return None
     said = _json(path)
     if not isinstance(said, list) or not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in said):
@@ -184,7 +185,7 @@ def _prefix(folder: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """The object of a file of JSON; an empty one where there is no file."""
-    if not path.exists():
+    if not filesystem.exists(path):
         return {}
     found = _json(path)
     if not isinstance(found, dict):
@@ -194,6 +195,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with filesystem.open(path, encoding="utf-8") as file:
+            return json.loads(file.read())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None

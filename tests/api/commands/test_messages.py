@@ -21,6 +21,7 @@ from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.words import a, count, nearest
+from aspen_mp.system import descriptors, filesystem
 
 WATCHDOG_S = 120.0
 
@@ -95,21 +96,21 @@ def test_top_fits_the_terminal(shared_runtime: aspen_mp.Runtime, width: int) -> 
 
 def test_a_run_directory_that_cannot_be_written(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a read-only /tmp, with the directory there and without it."""
-    real_open, real_mkdir = os.open, os.mkdir
+    real = descriptors.open
 
     def read_only(path, flags, *rest, **more):
         if flags & os.O_CREAT and str(path).endswith(".lock"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return real_open(path, flags, *rest, **more)
+        return real(path, flags, *rest, **more)
 
     def no_folder(path, *rest, **more):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(os, "mkdir", no_folder)
-    with pytest.raises(AspenError, match=f"{own_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
-        run_directory.Claim("x")
-    monkeypatch.setattr(os, "mkdir", real_mkdir)
-    monkeypatch.setattr(os, "open", read_only)
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "mkdir", no_folder)
+        with pytest.raises(AspenError, match=f"{own_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
+            run_directory.Claim("x")
+    monkeypatch.setattr(descriptors, "open", read_only)
     with pytest.raises(AspenError, match=f"{own_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
         run_directory.Claim("x")
 

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -117,7 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnx"
     onnx.save(small_models.mlp("n", width=WIDTH), path)
-    wait_until(lambda: plan_cache.time.time_ns() > path.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS, "the file to settle")
+    wait_until(lambda: time.time_ns() > path.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS, "the file to settle")
     return path
 
 

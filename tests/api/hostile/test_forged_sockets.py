@@ -95,7 +95,7 @@ def test_another_user(use: int, monkeypatch: pytest.MonkeyPatch) -> None:
     uid = NOBODY if os.getuid() == 0 else None
     with forger(address, uid=uid, answer=welcome(address)) as heard:
         if uid is None:
-            monkeypatch.setattr(identity.os, "geteuid", lambda: NOBODY)
+            monkeypatch.setattr("aspen_mp.system.processes.geteuid", lambda: NOBODY)
         with pytest.raises(ProtocolError, match=f"belongs to user {uid if uid is not None else os.getuid()}"):
             uses(kept)[use]()
         assert heard() == b""
@@ -160,7 +160,7 @@ def test_a_forked_child() -> None:
 def test_the_socket_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its folder is this user's alone; a socket in it that is not his is not believed either."""
     with aspen_mp.Runtime(workers=1, name="test-forged-name"):
-        monkeypatch.setattr(identity.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr("aspen_mp.system.processes.geteuid", lambda: os.getuid() + 1)
         with pytest.raises(ProtocolError, match=f"belongs to user {os.getuid()}"):
             aspen_mp.connect("test-forged-name")
         monkeypatch.undo()

@@ -519,7 +519,7 @@ def test_a_descriptor_that_is_another_file_s_by_now(mlp, monkeypatch):
     with Shared(rows(11)) as shared:
         other, asked = os.memfd_create("other"), []
         with monkeypatch.context() as patch:
-            patch.setattr(zero_copy.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
+            patch.setattr("aspen_mp.system.descriptors.fcntl", lambda fd, what, least: os.dup(other))
             assert zero_copy.place(shared) is None
     with Shared(rows(11)) as shared, monkeypatch.context() as patch:  # nothing is asked of the number, but of what was duplicated from it
         before = {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}

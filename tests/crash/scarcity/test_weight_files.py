@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     model, other, kept = folder / "m.onnx", folder / "other.onnx", folder / "cache"
     onnx.save(small_models.conv_chain(4, 32, 24), model)
     onnx.save(small_models.mlp(), other)
-    wait_until(lambda: plan_cache.time.time_ns() > model.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS, "the file to settle")
+    wait_until(lambda: time.time_ns() > model.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS, "the file to settle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASPEN_MP_CACHE", str(kept))
         with aspen_mp.Runtime(workers=2) as runtime:

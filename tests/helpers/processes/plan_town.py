@@ -119,7 +119,7 @@ class Town:
         patch.setattr(eviction, "MAX_PLANS", 4)
         patch.setattr(eviction, "MAX_BEHIND", 2)
         patch.setattr(eviction, "descriptor_limit", lambda: 1 << 20)
-        patch.setattr(published_plans, "os", SimpleNamespace(dup=lambda fd: -1, close=lambda fd: None))
+        patch.setattr(published_plans, "descriptors", SimpleNamespace(dup=lambda fd: -1, close=lambda fd: None))
         patch.setattr(replanning, "REPLAN_S", 0.0)
         self.children: list[Child] = []
         self.known: list[Known] = []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.world.scheduler import Waiters
+from simulation.world.scheduler import Waiters
 
 if TYPE_CHECKING:
-    from tests.simulation.world.processes import Process
-    from tests.simulation.world.world import World
+    from simulation.world.processes import Process
+    from simulation.world.world import World
 
 POLLIN, POLLOUT, POLLHUP, POLLERR = select.POLLIN, select.POLLOUT, select.POLLHUP, select.POLLERR
 
@@ -251,11 +252,22 @@ class Watch(Description):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.number = world.count("watch")
         self.events: deque[bytes] = deque()
-        self.folders: dict[int, str] = {}
+        self.folders: dict[tuple[int, int], int] = {}
 
     def ready(self) -> int:
         return POLLIN if self.events else 0
+
+    def tell(self, folder: tuple[int, int], mask: int, name: str) -> None:
+        """A name has come to a folder or gone from it."""
+        if folder in self.folders:
+            text = os.fsencode(name) + b"\0" * (16 - len(name) % 16)
+            self.events.append(struct.pack("iIII", self.folders[folder], mask, 0, len(text)) + text)
+            self.changed()
+
+    def release(self) -> None:
+        self.world.watches.discard(self)
 
 
 def real_number(number: int) -> bool:
@@ -266,6 +278,4 @@ def real_number(number: int) -> bool:
 FIRST = 100_000
 """The first number of descriptors that only the simulated world knows."""
 
-
-def close_real(number: int) -> None:
-    os.close(number)
+close_real: Callable[[int], object] = os.close

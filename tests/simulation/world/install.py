@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.simulation.world import isolation, rooms, sockets, threads
-from tests.simulation.world.world import World
+from simulation.world import isolation, rooms, sockets, threads
+from simulation.world.native import Native
+from simulation.world.world import World
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -52,7 +53,7 @@ def install(world: World) -> None:
     """Replace the names of all rooms. The rest of this process belongs to the world."""
     (world.folder / "run").mkdir(mode=0o700, exist_ok=True)
     os.environ.update(environment(world.folder))
-    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads
+    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads, watches
     from aspen_mp.system import sockets as own_sockets
 
     _replace(clock, rooms.clock(world))
@@ -60,28 +61,10 @@ def install(world: World) -> None:
     _replace(filesystem, rooms.filesystem(world))
     _replace(processes, {name: value for name, value in rooms.processes(world).items() if name != "_begin"})
     _replace(signals, rooms.signals(world))
+    _replace(watches, rooms.watches(world))
     _replace(randomness, rooms.randomness(world))
     _replace(own_threads, threads.make(world))
     _replace(own_sockets, sockets.make(world))
-    from aspen_mp.shm.bindings import _mapping
-
-    class Memfd:
-        """As that of `_mapping`, which asks the kernel itself."""
-
-        def __init__(self, name: str) -> None:
-            self.fd = descriptors.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._maker = world.here
-
-        def close(self) -> None:
-            if self.fd >= 0:
-                number, self.fd = self.fd, -1
-                descriptors.close(number)
-
-        def __del__(self) -> None:
-            if getattr(self, "fd", -1) >= 0 and self._maker.alive and self.fd in self._maker.table:
-                self._maker.close(self.fd)
-
-    _mapping.Memfd = Memfd  # type: ignore[misc,assignment]
     # Executors and futures of the standard library wait by `threading`: theirs is the world's, too.
     import concurrent.futures._base as futures
     import concurrent.futures.thread as pools
@@ -100,4 +83,26 @@ def install(world: World) -> None:
 
     _replace(process, rooms.worker_process(world))
     topology.ROOT = str(machine(world.folder, world.cpus))
+    guard(world)
     world.globals = isolation.Globals()
+    native = Native(world)
+    world.native = native
+    world.scheduler.before = native.before
+
+
+def guard(world: World) -> None:
+    """Tell whoever closes a descriptor of the world behind its back."""
+    import os as real
+    import traceback
+
+    close = real.close
+
+    def checked(number: int) -> None:
+        if number in world.real:
+            world.violation(f"descriptor {number} was closed past the world\n{''.join(traceback.format_stack())}")
+        close(number)
+
+    from simulation.world import descriptions
+
+    descriptions.close_real = close  # type: ignore[assignment]
+    real.close = checked

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tests.simulation.world.processes import Process
+    from simulation.world.processes import Process
 
 
 def _lock(kind: str) -> Callable[[], Any]:
@@ -26,7 +26,7 @@ def _lock(kind: str) -> Callable[[], Any]:
     return make
 
 
-OWN: Final[list[tuple[str, str, Callable[[], Any]]]] = [
+OWN: Final[list[tuple[str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.client.link", "_links", weakref.WeakSet),
     ("aspen_mp.client.link", "_by_address", weakref.WeakValueDictionary),
     ("aspen_mp.client.link", "_by_address_lock", _lock("Lock")),
@@ -37,15 +37,29 @@ OWN: Final[list[tuple[str, str, Callable[[], Any]]]] = [
     ("aspen_mp.client.requests.stage", "_stages", weakref.WeakSet),
     ("aspen_mp.control.wire.child_reaper", "_zombies", list),
     ("aspen_mp.workers.process", "_limit", int),
+    ("aspen_mp.workers.fallback.interrupt", "_unwanted", None),
+    ("aspen_mp.planner.job.progress", "_told", None),
+    ("aspen_mp.planner.cost.op_cost", "_in_use", None),
+    ("aspen_mp.compat.default_runtime", "_runtime", None),
+    ("aspen_mp.compat.default_runtime", "_owner", None),
 ]
-"""Module, variable, and its value in a process that has just started."""
+"""Module, variable, and what makes its value in a process that has just started. None: the value that it has when the module is imported."""
+
+ANEW: Final = {"_links", "_by_address", "_by_address_lock", "_live", "_files", "_regions", "_stages"}
+"""Variables that are empty in a forked child, which is none of a client's here."""
+
+
+def _place(module: str, name: str, make: Callable[[], Any] | None) -> tuple[dict[str, Any], str, Callable[[], Any]]:
+    values = importlib.import_module(module).__dict__
+    initial = values[name]
+    return values, name, make or (lambda: initial)
 
 
 class Globals:
     """Exchanges the variables of `OWN`."""
 
     def __init__(self) -> None:
-        self._places = [(importlib.import_module(module).__dict__, name, make) for module, name, make in OWN]
+        self._places = [_place(*entry) for entry in OWN]
 
     def swap(self, before: Process | None, after: Process) -> None:
         if before is not None and before.alive:
@@ -58,4 +72,4 @@ class Globals:
         """A child begins with copies."""
         for k, (place, name, make) in enumerate(self._places):
             value = place[name]
-            child.globals[k] = copy.copy(value) if isinstance(value, list | int) else make()
+            child.globals[k] = make() if name in ANEW else copy.copy(value) if isinstance(value, list) else value

@@ -7,11 +7,12 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.world.descriptions import FIRST, Description, PidFd, RealFile, close_real, real_number
-from tests.simulation.world.scheduler import DEAD, Task, Waiters
+from simulation.world import descriptions
+from simulation.world.descriptions import FIRST, Description, PidFd, RealFile, real_number
+from simulation.world.scheduler import DEAD, Task, Waiters
 
 if TYPE_CHECKING:
-    from tests.simulation.world.world import World
+    from simulation.world.world import World
 
 
 class Process:
@@ -104,7 +105,7 @@ class Process:
                 self.world.real[number] = left
             else:
                 del self.world.real[number]
-                close_real(number)
+                descriptions.close_real(number)
         description.drop()
 
     # ---- the end

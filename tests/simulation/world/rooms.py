@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from tests.simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, real_number
-from tests.simulation.world.processes import Process
-from tests.simulation.world.world import World, never
+from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, Watch, real_number
+from simulation.world.processes import Process
+from simulation.world.world import World, never
 
 PAGE = 4096
 
@@ -147,7 +147,7 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
                 description.waiters.wait("data of a pipe")
             return found[0]
         if description.kind == "inotify":
-            events = getattr(description, "events")
+            events = description.events
             while not events:
                 description.waiters.wait("events of a folder")
             data = b"".join(events)
@@ -260,7 +260,9 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
     }
 
 
-def filesystem(world: World) -> dict[str, Any]:
+def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
+    scheduler = world.scheduler
+
     def proc(path: str) -> str:
         """What a file below /proc says."""
         parts = path.split("/")
@@ -281,6 +283,15 @@ def filesystem(world: World) -> dict[str, Any]:
             return f"{found.pid} (python) {' '.join(fields)}\n"
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
 
+    class File(io.FileIO):
+        """A file whose descriptor is one of the world's."""
+
+        def close(self) -> None:
+            number = -1 if self.closed else self.fileno()
+            super().close()
+            if number >= 0 and scheduler.current is not None and number in world.here.table:
+                world.here.close(number)
+
     def open(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:  # noqa: A001
         world.enter("open")
         if isinstance(path, int):
@@ -292,6 +303,10 @@ def filesystem(world: World) -> dict[str, Any]:
             if "w" in mode:
                 return io.StringIO()
             return io.BytesIO(proc(text).encode()) if "b" in mode else io.StringIO(proc(text))
+        if opener := named.get("opener"):
+            number = opener(path, os.O_RDONLY | os.O_CLOEXEC)
+            raw = File(number, mode.replace("b", ""), closefd=False)
+            return raw if named.get("buffering", -1) == 0 else io.BufferedReader(raw)
         return builtins.open(world.path(path), mode, *arguments, **named)
 
     def plain(name: str, *, changes: bool = False) -> Callable[..., Any]:
@@ -301,7 +316,7 @@ def filesystem(world: World) -> dict[str, Any]:
             world.enter(name)
             found = function(world.path(path), *arguments, **named)
             if changes:
-                world.folder_changed()
+                world.folder_changed(path, arguments, named)
             return found
 
         return call
@@ -509,6 +524,23 @@ def signals(world: World) -> dict[str, Any]:
         return before
 
     return {"alarm": alarm, "set_wakeup_fd": set_wakeup_fd, "signal": signal}
+
+
+def watches(world: World) -> dict[str, Any]:
+    def init() -> int:
+        process = world.enter("inotify_init")
+        world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
+        return process.add(Watch(world))
+
+    def add_watch(number: int, folder: Any, events: int) -> None:
+        process = world.enter("inotify_add_watch")
+        watch = process.get(number)
+        assert isinstance(watch, Watch)
+        about = os.stat(folder)
+        watch.folders[(about.st_dev, about.st_ino)] = len(watch.folders) + 1
+        world.watches.add(watch)
+
+    return {"init": init, "add_watch": add_watch}
 
 
 def randomness(world: World) -> dict[str, Any]:

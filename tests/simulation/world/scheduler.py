@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import greenlet
 
 if TYPE_CHECKING:
-    from tests.simulation.world.choices import Choices
-    from tests.simulation.world.processes import Process
+    from simulation.world.choices import Choices
+    from simulation.world.processes import Process
 
 READY: Final = "ready"
 RUNNING: Final = "running"
@@ -81,7 +82,10 @@ class Scheduler:
         self.now = START_NS
         self.steps = 0
         self.current: Task | None = None
+        self.slices: Counter[str] = Counter()
         self.on_switch: Callable[[Task], object] = lambda task: None
+        self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
         self._clock = clock
         self._ready: list[Task] = []
         self._timers: list[tuple[int, int, Timer]] = []
@@ -202,10 +206,13 @@ class Scheduler:
 
     def _slice(self, task: Task) -> None:
         self.steps += 1
+        self.slices[f"{task.process.name}/{task.name}: {task.waits}"] += 1
         task.state = RUNNING
         self.current = task
         self.on_switch(task)
+        self.before()
         task.greenlet.switch()
+        self.after()
         self.current = None
         cost = self.choices.cost_ns()
         task.cpu_ns += cost

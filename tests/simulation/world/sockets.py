@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tests.simulation.world.descriptions import (
+from simulation.world.descriptions import (
     POLLERR,
     POLLHUP,
     POLLIN,
@@ -22,8 +22,8 @@ from tests.simulation.world.descriptions import (
     Unbound,
     real_number,
 )
-from tests.simulation.world.scheduler import Task
-from tests.simulation.world.world import World
+from simulation.world.scheduler import Task
+from simulation.world.world import World
 
 
 def make(world: World) -> dict[str, Any]:  # noqa: C901
@@ -31,7 +31,7 @@ def make(world: World) -> dict[str, Any]:  # noqa: C901
     scheduler = world.scheduler
 
     def deadline(seconds: float | None) -> int | None:
-        return None if seconds is None else scheduler.now + max(0, int(seconds * 1e9))
+        return None if seconds is None else scheduler.now + (int(seconds * 1e9) + 1 if seconds > 0 else 0)
 
     def wait(of: Sequence[Description], ready: Any, waits: str, until: int | None) -> Any:
         """Sleep until `ready()` is true; what it is then, or at the end of the time."""

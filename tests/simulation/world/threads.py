@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from queue import Empty
 from typing import Any
 
-from tests.simulation.world.scheduler import Task, Waiters
-from tests.simulation.world.world import World
+from simulation.world.scheduler import Task, Waiters
+from simulation.world.world import World
 
 
 def make(world: World) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def make(world: World) -> dict[str, Any]:
     scheduler = world.scheduler
 
     def deadline(timeout: float | None) -> int | None:
-        return None if timeout is None or timeout < 0 else scheduler.now + int(timeout * 1e9)
+        return None if timeout is None or timeout < 0 else scheduler.now + int(timeout * 1e9) + 1
 
     class Lock:
         def __init__(self) -> None:
@@ -125,6 +125,29 @@ def make(world: World) -> dict[str, Any]:
 
         def notify_all(self) -> None:
             self.notify(len(self._waiting))
+
+    class Semaphore:
+        def __init__(self, value: int = 1) -> None:
+            self._value = value
+            self._waiters = Waiters(scheduler)
+
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            if not self._value and blocking:
+                self._waiters.wait_for(lambda: self._value > 0, "a semaphore", deadline(timeout))
+            if not self._value:
+                return False
+            self._value -= 1
+            return True
+
+        def release(self, n: int = 1) -> None:
+            self._value += n
+            self._waiters.changed()
+
+        def __enter__(self) -> bool:
+            return self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.release()
 
     class Event:
         def __init__(self) -> None:
@@ -244,6 +267,7 @@ def make(world: World) -> dict[str, Any]:
         "Event": Event,
         "Lock": Lock,
         "RLock": RLock,
+        "Semaphore": Semaphore,
         "SimpleQueue": SimpleQueue,
         "Thread": Thread,
         "current_thread": current_thread,

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.simulation.world.choices import Choices
-from tests.simulation.world.descriptions import Description, EventFd, Listener, Stream, close_real, real_number
-from tests.simulation.world.history import History
-from tests.simulation.world.processes import Process
-from tests.simulation.world.scheduler import Scheduler, Task, Waiters
+from simulation.world.choices import Choices
+from simulation.world import descriptions
+from simulation.world.descriptions import Description, EventFd, Listener, Stream, Watch, real_number
+from simulation.world.history import History
+from simulation.world.processes import Process
+from simulation.world.scheduler import Scheduler, Task, Waiters
 
 
+CALL_NS = 200
+"""How long a call of the system takes."""
 LEAST = 16
 """Files of the real system have numbers above this one."""
 
@@ -40,11 +43,15 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="aspen-sim-"))
         self.violations: list[str] = []
         self.memory_bytes = 8 << 30
+        self.missing: set[int] = set()
+        """Cores that no process may use now."""
+        self.watches: set[Watch] = set()
         self.locks = Waiters(self.scheduler)
         self.names: dict[object, Listener] = {}
         self.wall_offset_ns = 1_600_000_000_000_000_000
         self.on_violation: Callable[[str], object] = lambda text: None
         self.globals: Any = None
+        self.native: Any = None
         self._counts: Counter[str] = Counter()
         self._pid = 1000
         self._last: Process | None = None
@@ -107,6 +114,8 @@ class World:
 
     def ended(self, process: Process) -> None:
         """Called by a process at its end."""
+        if self.native is not None:
+            self.native.ended(process)
 
     def alive(self, kind: str) -> list[Process]:
         return [process for process in self.processes.values() if process.alive and process.kind == kind]
@@ -123,6 +132,7 @@ class World:
         """Every call of a simulated process passes here: it may lose its turn, be stopped or killed."""
         process = self.here
         choices = self.choices
+        self.scheduler.advance(CALL_NS)
         if not choices.quiet and choices.trouble.rates:
             if choices.happens(f"kill-{process.kind}"):
                 self.history.note(f"{process.name} is killed at {name}")
@@ -166,7 +176,7 @@ class World:
         """Descriptions that came along and are not wanted."""
         for number, description in rights:
             if real_number(number):
-                close_real(number)
+                descriptions.close_real(number)
             description.drop()
 
     def closed(self, stream: Stream) -> None:
@@ -194,10 +204,20 @@ class World:
 
     @property
     def online(self) -> set[int]:
-        return set(range(self.cpus))
+        return set(range(self.cpus)) - self.missing
 
-    def folder_changed(self) -> None:
-        """A name has come or gone."""
+    def folder_changed(self, path: Any, arguments: Any, named: dict[str, Any]) -> None:
+        """A name has come or gone: rename and unlink tell of it."""
+        old = ("src_dir_fd", "dir_fd")
+        self._tell_watches(path, next((named[name] for name in old if name in named), None), 0x40 if arguments else 0x200)
+        if arguments:
+            self._tell_watches(arguments[0], named.get("dst_dir_fd"), 0x80)
+
+    def _tell_watches(self, path: Any, folder: int | None, mask: int) -> None:
+        head, name = os.path.split(os.fspath(path))
+        about = os.fstat(folder) if folder is not None and not head else os.stat(head or ".")
+        for watch in sorted(self.watches, key=lambda watch: watch.number):
+            watch.tell((about.st_dev, about.st_ino), mask, name)
 
     def kind_of(self, child: Callable[[], object]) -> str:
         """What a forked process is, by the function that it runs."""

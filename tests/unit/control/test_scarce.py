@@ -70,7 +70,7 @@ def test_the_end_of_a_child_that_cannot_be_watched_yet(loop: Loop, monkeypatch: 
     if pid == 0:
         os._exit(3)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pidfd_open", full)
+        patch.setattr("aspen_mp.system.processes.pidfd_open", full)
         loop.reap(pid, found.append)
         loop.later(0.05, loop.stop)
         loop.run()
@@ -112,7 +112,7 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
             raise OSError(refusals.pop(), "refused")
         return real(pid)
 
-    monkeypatch.setattr(os, "pidfd_open", sometimes)
+    monkeypatch.setattr("aspen_mp.system.processes.pidfd_open", sometimes)
     for _ in range(2 * PROCESSES):
         reserver.reserve("data", async_alloc.AT_ONCE + 4096, found.append)
     run_until(loop, found, 2 * PROCESSES)
@@ -127,7 +127,7 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
 
 def test_a_reservation_for_which_there_is_no_process(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     reserver, found, before = AsyncAllocator(loop), list[Segment | AspenError](), descriptors()
-    monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr("aspen_mp.system.processes.fork", full)
     reserver.reserve("data", async_alloc.AT_ONCE + 4096, found.append)
     assert isinstance(found[0], ResourceLimitError)
     assert descriptors() == before
@@ -178,7 +178,7 @@ def test_a_worker_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     place, machine = SimpleNamespace(cpu=0), SimpleNamespace(by_cpu={0: core})
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pidfd_open", full)
+        patch.setattr("aspen_mp.system.processes.pidfd_open", full)
         with pytest.raises(OSError, match="open files"):
             WorkerPool._start_at(pool, 0, place, machine)  # type: ignore[arg-type]
     assert not pool._rows
@@ -231,7 +231,7 @@ def test_a_message_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is: it still counts as unanswered, and no copy of a descriptor stays."""
     stub = SimpleNamespace(closed=False, _closing=False, unanswered=1, _out=[])
     real, left, before = os.dup, [1], descriptors()
-    monkeypatch.setattr(os, "dup", lambda fd: real(fd) if left and left.pop() else full())
+    monkeypatch.setattr("aspen_mp.system.descriptors.dup", lambda fd: real(fd) if left and left.pop() else full())
     with pytest.raises(OSError, match="open files"):
         Connection.send(stub, protocol.TraceReady(1, 2), (0, 0))  # type: ignore[arg-type]
     assert (stub.unanswered, stub._out) == (1, [])
@@ -292,7 +292,7 @@ def test_a_trace_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, copies: int)
     real, before = os.dup, descriptors()
     left = [1] * copies
     with monkeypatch.context() as patch:
-        patch.setattr(os, "dup", lambda fd: real(fd) if left and left.pop() else full())
+        patch.setattr("aspen_mp.system.descriptors.dup", lambda fd: real(fd) if left and left.pop() else full())
         traced.begin()
     (error,) = traced.answers
     assert isinstance(error, ResourceLimitError)
@@ -304,7 +304,7 @@ def test_a_trace_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, copies: int)
     assert isinstance(traced.answers[1], Segment)
     assert traced.said[-2:] == [("trace", 9), "publish"]
     with monkeypatch.context() as patch:
-        patch.setattr(os, "dup", full)
+        patch.setattr("aspen_mp.system.descriptors.dup", full)
         traced.traces.plan_added(3, "new")  # which is announced all the same
     traced.traces.drop(1)
     assert descriptors() == before

@@ -136,7 +136,7 @@ def test_a_client_whose_process_cannot_be_watched_yet(loop: Loop, monkeypatch: p
     monkeypatch.setattr(connections.protocol, "HANDSHAKE_S", 10 * WATCHDOG_S)
     monkeypatch.setattr(connections, "peer", lambda sock: (pid, os.getuid(), os.getgid()))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(error(errno.EMFILE)))
+        patch.setattr("aspen_mp.system.processes.pidfd_open", lambda pid: (_ for _ in ()).throw(error(errno.EMFILE)))
         Connection(loop, ours, lambda *_: None, closed.append)
         loop.later(0.03, loop.stop)
         loop.run()

@@ -15,6 +15,7 @@ import pytest
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
+from aspen_mp.system import descriptors
 
 pytestmark = pytest.mark.xdist_group("names in /dev/shm")
 
@@ -25,7 +26,7 @@ def names() -> set[str]:
 
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
     """Files without names fail with this error. What is opened so is listed."""
-    real, asked = os.open, list[str]()
+    real, asked = descriptors.open, list[str]()
 
     def open_(path: str, flags: int, *args: object, **named: object) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
@@ -33,7 +34,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
             raise OSError(number, os.strerror(number))
         return real(path, flags, *args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(descriptors, "open", open_)
     return asked
 
 

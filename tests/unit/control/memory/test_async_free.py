@@ -13,6 +13,7 @@ from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.segments import LARGE, Borrowed, SegmentStore
 from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.system import processes
 
 WATCHDOG_S = 60.0
 
@@ -42,8 +43,8 @@ def run_until_idle(loop: Loop, releaser: AsyncReleaser) -> None:
 
 def test_the_last_descriptor_is_closed_elsewhere(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe tells when its last writer has gone: not when we have closed our end, and soon after."""
-    releaser, forks, real = AsyncReleaser(loop), list[int](), os.fork
-    monkeypatch.setattr(os, "fork", lambda: forks.append(1) or real())
+    releaser, forks, real = AsyncReleaser(loop), list[int](), processes.fork
+    monkeypatch.setattr(processes, "fork", lambda child: forks.append(1) or real(child))
     before = len(os.listdir("/proc/self/fd"))
     ends = [os.pipe() for _ in range(3)]
     for _, write in ends:
@@ -62,14 +63,14 @@ def test_the_last_descriptor_is_closed_elsewhere(loop: Loop, monkeypatch: pytest
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("lacking", ["fork", "pipe"])
+@pytest.mark.parametrize("lacking", ["processes.fork", "descriptors.pipe"])
 def test_where_no_process_can_be_had(loop: Loop, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
-    def refused() -> None:
+    def refused(*_: object) -> None:
         raise BlockingIOError
 
     releaser = AsyncReleaser(loop)
     fd, before = os.dup(0), len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(os, lacking, refused)
+    monkeypatch.setattr(f"aspen_mp.system.{lacking}", refused)
     releaser.release(fd)
     assert not is_open(fd)
     assert len(os.listdir("/proc/self/fd")) == before - 1
@@ -81,7 +82,7 @@ def test_at_the_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     releaser.release(fds[0])
     releaser.release(fds[1])
     releaser.close()
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process"))
+    monkeypatch.setattr(processes, "fork", lambda child: pytest.fail("a process"))
     releaser.release(fds[2])
     assert not any(map(is_open, fds[1:]))
     assert not releaser._waiting

@@ -159,7 +159,7 @@ def test_what_one_has_packed_the_other_learns(world: World) -> None:
 
 def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e6
-    monkeypatch.setattr(replanning.time, "monotonic", lambda: now)
+    monkeypatch.setattr("aspen_mp.system.clock.monotonic", lambda: now)
     world.ask()
     world.answer()
     tries, why = [], "the model file has gone"

@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_times_that_cannot_be_set(store: plan_cache.Cache, model: Path, monkeypa
     def refuse(*args: object, **named: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(plan_cache.os, "utime", refuse)
+    monkeypatch.setattr("aspen_mp.system.filesystem.utime", refuse)
     monkeypatch.setattr(plan_cache, "_boot", lambda: "another")
     later = plan_cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
     assert later.doubtful(WEIGHTS)
@@ -293,7 +294,7 @@ def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
         os.utime(tmp_path / "plans" / f"p{k}.aspen", ns=(k * 10**9, 10**9))
     for name in ("fresh.0123.tmp", "sealed.0123.tmp"):
         (tmp_path / "weights" / name).write_bytes(bytes(10))
-    os.utime(tmp_path / "weights" / "sealed.0123.tmp", ns=(plan_cache.time.time_ns(), 0))  # as a weight file just before it gets its name
+    os.utime(tmp_path / "weights" / "sealed.0123.tmp", ns=(time.time_ns(), 0))  # as a weight file just before it gets its name
 
     def left(kind: str) -> list[str]:
         return sorted(p.name for p in (tmp_path / kind).iterdir())
@@ -301,8 +302,8 @@ def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store.trim()
     assert left("plans") == ["p2.aspen", "p3.aspen", "p4.aspen"]
     assert left("weights") == ["fresh.0123.tmp", "sealed.0123.tmp"]
-    now = plan_cache.time.time_ns()
-    monkeypatch.setattr(plan_cache.time, "time_ns", lambda: now + 2 * 3600 * 10**9)
+    now = time.time_ns()
+    monkeypatch.setattr("aspen_mp.system.clock.time_ns", lambda: now + 2 * 3600 * 10**9)
     store.trim(coming=500)
     assert left("plans") == ["p4.aspen"]
     assert left("weights") == []
@@ -379,14 +380,15 @@ def unusable(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> tupl
         path.chmod(0o777)
         return path, "others can write", False
     if kind == "of another user":
-        monkeypatch.setattr(plan_cache.os, "getuid", lambda: path.stat().st_uid + 1)
+        monkeypatch.setattr("aspen_mp.system.processes.getuid", lambda: path.stat().st_uid + 1)
         return path, f"belongs to user {path.stat().st_uid}", False
     if kind == "full":
         space = os.statvfs(path)
-        monkeypatch.setattr(plan_cache.os, "statvfs", lambda _: os.statvfs_result([*space[:4], 1, *space[5:]]))
+        monkeypatch.setattr("aspen_mp.system.filesystem.statvfs", lambda _: os.statvfs_result([*space[:4], 1, *space[5:]]))
         return path, "the disk is full", True
     access = os.access
-    monkeypatch.setattr(plan_cache.os, "access", lambda where, mode: not mode & os.W_OK and access(where, mode))  # as root may do anything
+    # The mode of a folder would not do: root may do anything.
+    monkeypatch.setattr("aspen_mp.system.filesystem.access", lambda where, mode: not mode & os.W_OK and access(where, mode))
     return path, "read and written", True
 
 

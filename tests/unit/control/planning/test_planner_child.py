@@ -110,7 +110,7 @@ def test_a_child_that_says_the_same_again_is_stuck(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_said_often_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(planner_child.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("aspen_mp.system.clock.monotonic", lambda: now[0])
     ours, theirs = socket.socketpair()
     side, told = ChildSide(theirs), list[int]()
     monkeypatch.setattr(side, "send", lambda message: told.append(message.done))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError, ProtocolError
+from aspen_mp.system import descriptors, filesystem, sockets
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +92,7 @@ def test_untrustworthy_directories(own_directory, tmp_path):
 @pytest.mark.parametrize("call", ["open", "flock"])
 def test_a_directory_that_is_removed_while_it_is_made_is_made_again(own_directory, monkeypatch, call):
     """A cleaner of temporary files comes between any two steps."""
-    module = os if call == "open" else fcntl
-    original = getattr(module, call)
+    original = getattr(descriptors, call)
     removals = iter(range(3))
 
     def after_a_removal(*args, **kwargs):
@@ -101,7 +100,7 @@ def test_a_directory_that_is_removed_while_it_is_made_is_made_again(own_director
             own_directory.rmdir()
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(module, call, after_a_removal)
+    monkeypatch.setattr(descriptors, call, after_a_removal)
     claim = run_directory.Claim("default")
     claim.listen().close()
     assert next(removals, None) is None
@@ -191,10 +190,11 @@ def test_a_full_directory_is_named(call, number, own_directory, monkeypatch):
         raise OSError(number, os.strerror(number))
 
     if call == "bind":
-        monkeypatch.setattr(run_directory.socket.socket, "bind", fail)
+        monkeypatch.setattr(sockets.socket, "bind", fail)
     else:
-        real = getattr(os, call)
-        monkeypatch.setattr(run_directory.os, call, fail)
+        room = filesystem if call in {"mkdir", "rename"} else descriptors
+        real = getattr(room, call)
+        monkeypatch.setattr(room, call, fail)
     with pytest.raises(AspenError, match=re.escape(str(own_directory))) as raised:
         run_directory.Claim("default").listen()
     assert os.strerror(number) in str(raised.value)

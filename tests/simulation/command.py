@@ -1,0 +1,210 @@
+"""The command: one history by its seed, or many."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def _again() -> None:
+    """Hashes must not differ from run to run: start once more with a fixed seed for them."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step of their plans
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+
+
+def one(options: Any, trace: bool) -> dict[str, Any]:
+    """Run a history in this process, which is of no use afterwards."""
+    from simulation.story import Story
+    from simulation.world.history import History
+
+    gc.disable()
+    if options.extra.get("hang_s"):
+        import faulthandler
+
+        faulthandler.dump_traceback_later(options.extra["hang_s"], exit=True)
+    history = History(tell=print if trace else None)
+    story = Story(options, history)
+    began = time.monotonic()
+    story.run()
+    took = time.monotonic() - began
+    scheduler = story.world.scheduler
+    return {
+        "seed": options.seed,
+        "digest": history.digest,
+        "steps": scheduler.steps,
+        "virtual_s": (scheduler.now - 10**12) / 1e9,
+        "wall_s": took,
+        "answers": story.answers,
+        "errors": story.errors,
+        "trouble": [*sorted(story.choices.trouble.rates), *story.weather.kinds],
+        "failed": story.failed,
+        "folder": str(story.world.folder),
+        "slices": story.slices(),
+        "marks": dict(history.marks),
+    }
+
+
+PRELOADED = (
+    *("numpy", "onnx", "aspen_mp", "aspen_mp.client.runtime", "aspen_mp.client.model", "aspen_mp.client.workload"),
+    *("aspen_mp.control.boot", "aspen_mp.control.process.main", "aspen_mp.control.planning.child_main", "aspen_mp.workers.main"),
+    *("aspen_mp.workers.zygote", "aspen_mp.workers.fallback.opaque_tile", "simulation.story"),
+)
+"""Imported once for all histories, each of which runs in a process of its own."""
+
+
+def preload() -> None:
+    from simulation.native import modules
+
+    modules.enable()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    from aspen_mp.control.planning.preload import PLANNER
+
+    for name in PLANNER:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def forked(options: Any, trace: bool) -> tuple[int, int]:
+    """Begin a history in a process of its own: its pid, and a descriptor to read what was found from."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    os.close(reader)
+    try:
+        found = one(options, trace)
+        shutil.rmtree(found["folder"], ignore_errors=True)
+    except BaseException as error:
+        import traceback
+
+        found = {"seed": options.seed, "failed": [f"the simulation itself failed: {error!r}\n{traceback.format_exc()}"]}
+    with open(writer, "wb", buffering=0, closefd=False) as out:
+        data = json.dumps(found).encode()
+        while data:
+            data = data[out.write(data) :]
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def many(histories: Iterable[Any], jobs: int, most_s: float) -> Iterator[dict[str, Any]]:
+    """Run histories, some at a time. Yield what was found, in the order in which they end."""
+    waiting = iter(histories)
+    running: dict[int, tuple[int, Any, bytearray, float]] = {}
+    poll = select.poll()
+    ended = False
+    while True:
+        while not ended and len(running) < jobs:
+            options = next(waiting, None)
+            if options is None:
+                ended = True
+                break
+            pid, reader = forked(options, False)
+            running[reader] = pid, options, bytearray(), time.monotonic()
+            poll.register(reader, select.POLLIN | select.POLLHUP)
+        if not running:
+            return
+        for reader, _ in poll.poll(1000):
+            pid, options, data, _ = running[reader]
+            if piece := os.read(reader, 1 << 20):
+                data += piece
+                continue
+            yield _ended(poll, running, reader)
+        for reader, (pid, options, data, began) in list(running.items()):
+            if time.monotonic() - began > most_s:
+                os.kill(pid, signal.SIGABRT)
+                yield _ended(poll, running, reader, f"no end after {most_s:g} s of real time")
+
+
+def _ended(poll: Any, running: dict[int, Any], reader: int, why: str = "") -> dict[str, Any]:
+    pid, options, data, _ = running.pop(reader)
+    poll.unregister(reader)
+    os.close(reader)
+    status = os.waitpid(pid, 0)[1]
+    if data and not why:
+        return json.loads(data)  # type: ignore[no-any-return]
+    return {"seed": options.seed, "failed": [why or f"the process of the history ended with wait status {status}"]}
+
+
+def main() -> int:
+    _again()
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--seed", type=int, default=1, help="the first history")
+    parser.add_argument("--count", type=int, default=1, help="how many histories")
+    parser.add_argument("--minutes", type=float, default=0.0, help="run histories for so long")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--users", type=int, default=3)
+    parser.add_argument("--acts", type=int, default=12)
+    parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
+    parser.add_argument("--calm", action="store_true", help="no trouble at all")
+    parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
+    parser.add_argument("--hang-s", type=float, default=0.0)
+    given = parser.parse_args()
+    preload()
+    from simulation.story import Options
+
+    def options(seed: int) -> Options:
+        return Options(
+            seed=seed,
+            steps=given.steps,
+            users=given.users,
+            acts=given.acts,
+            without=tuple(filter(None, given.without.split(","))),
+            trouble=not given.calm,
+            extra={"hang_s": given.hang_s},
+        )
+
+    if given.count == 1 and not given.minutes:
+        found = one(options(given.seed), given.trace)
+        print({key: value for key, value in found.items() if key != "failed"})
+        for text in found["failed"]:
+            print("FAILED", text)
+        sys.stdout.flush()
+        shutil.rmtree(found["folder"], ignore_errors=True)
+        os._exit(1 if found["failed"] else 0)
+    return _night(given, options)
+
+
+def _night(given: Any, options: Any) -> int:
+    began = time.monotonic()
+    seeds = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
+
+    def histories() -> Iterator[Any]:
+        for seed in seeds:
+            if given.minutes and time.monotonic() - began > given.minutes * 60:
+                return
+            yield options(seed)
+
+    totals: Counter[str] = Counter()
+    marks: Counter[str] = Counter()
+    failed = 0
+    for found in many(histories(), given.jobs, 300.0):
+        totals["histories"] += 1
+        for name in ("steps", "virtual_s", "wall_s", "answers"):
+            totals[name] += found.get(name, 0)  # type: ignore[assignment]
+        marks.update(found.get("marks", {}))
+        if found["failed"]:
+            failed += 1
+            print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+    if given.marks:
+        print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
+    print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")
+    return 1 if failed else 0
