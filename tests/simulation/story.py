@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from simulation import marks, users, weather
 from simulation.native import _hooks
+from simulation.world.descriptions import EventFd
 from simulation.world.choices import KINDS, Choices
 from simulation.world.history import History
 from simulation.world.install import install
@@ -74,6 +75,7 @@ class Story:
         self.ended = False
         self._end = Waiters(self.world.scheduler)
         self.host: Any = None
+        self.told = -1
         self.living: list[Any] = []
 
     @property
@@ -186,7 +188,7 @@ class Story:
                     raise
                 self.world.scheduler.pause(500_000_000)
                 continue
-            self.told = descriptors.eventfd(0)
+            self.told = self.world.here.add(EventFd(self.world, 0))
             while not self.ended:
                 runtime.wait(self.told)
                 if not self.ended:
@@ -228,8 +230,9 @@ class Story:
     def _finish(self) -> None:
         world, scheduler = self.world, self.world.scheduler
         self.ended = True
-        if self.host.alive and hasattr(self, "told"):
-            world.processes[self.host.pid].table[self.told].add(1)  # type: ignore[attr-defined]
+        told = self.host.table.get(self.told)
+        if told is not None:
+            told.add(1)
         horizon = scheduler.now + int(REST_S * 1e9)
         scheduler.run(10 * self.options.steps, until=lambda: bool(self.failed), horizon=horizon)
         left = [process for process in world.processes.values() if process.alive]

@@ -119,7 +119,9 @@ class Native:
 
     def _unmapped(self, base: int, nbytes: int) -> None:
         for mappings in self._mappings.values():
-            if mappings.pop(base, None) is not None:
+            if base in mappings:
+                for at in [at for at in mappings if base <= at < base + nbytes]:  # files that were mapped over parts of it, too
+                    del mappings[at]
                 return
 
     def ended(self, process: Process) -> None:
