@@ -49,7 +49,7 @@ class Module:
     kernels: bool = False
 
 
-HOOKS: Final = Module("tests.simulation.native._hooks", "tests/simulation/native/_hooks.pyx")
+HOOKS: Final = Module("simulation.native._hooks", "tests/simulation/native/_hooks.pyx")
 MODULES: Final = (
     Module("aspen_mp.workers._dse", "workers/_dse.pyx", kernels=True),
     Module("aspen_mp.shm.bindings._control", "shm/bindings/_control.pyx"),

@@ -1,8 +1,10 @@
 """Puts the modules that are compiled for simulations in place of the ordinary ones.
 
-from tests.simulation.native import modules
-modules.enable()  # before anything of aspen_mp is imported
-from tests.simulation.native import _hooks
+`tests` has to be on the path.
+
+    from simulation.native import modules
+    modules.enable()  # before anything of aspen_mp is imported
+    from simulation.native import _hooks
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from tests.simulation.native import build
+from simulation.native import build
 
 
 class _Finder:

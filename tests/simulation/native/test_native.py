@@ -9,11 +9,11 @@ import textwrap
 from typing import Any
 
 import pytest
-from folders import ROOT
+from folders import TESTS
 
 pytest.importorskip("greenlet")
 
-NATIVE = "tests.simulation.native"
+NATIVE = "simulation.native"
 NOT_BUILT, FAULT = 3, 70
 PRELUDE = f"""
 import ctypes, os
@@ -31,7 +31,7 @@ def address(buffer):
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In another process, because this one may have the ordinary modules."""
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run([sys.executable, *arguments], cwd=TESTS, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -164,7 +164,7 @@ def test_ordinary_modules_come_too_late_or_not_at_all() -> None:
     done = python("-c", f"import aspen_mp\nfrom {NATIVE} import modules\nmodules.enable()")
     assert "RuntimeError: aspen_mp has been imported already" in done.stderr
     fine("""
-        from tests.simulation.native import build
+        from simulation.native import build
         import importlib
         for module in build.MODULES:
             assert importlib.import_module(module.name).__file__ == str(build.place(module))

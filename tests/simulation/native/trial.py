@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import folders  # noqa: F401
 
-from tests.simulation.native import modules
+from simulation.native import modules
 
 modules.enable()
 
@@ -41,7 +41,7 @@ from aspen_mp.shm.bindings._control import ControlTable
 from aspen_mp.shm.bindings._mapping import Mapping
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._dse import Engine
-from tests.simulation.native import _hooks
+from simulation.native import _hooks
 
 WORKERS: Final = 3
 CLIENTS: Final = 2
