@@ -94,7 +94,8 @@ class OwnServer:
                 with contextlib.suppress(RuntimeLost):  # it is seen by whoever uses the session next
                     session.resize(0, 0, self.total, [])
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            start_thread(threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True))
+            with contextlib.suppress(ResourceLimitError):  # then it goes when nobody refers to it any more
+                start_thread(threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True))
             return session
 
     def end(self) -> int:

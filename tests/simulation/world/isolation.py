@@ -56,6 +56,7 @@ OWN: Final[list[tuple[str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.client.link", "_links", WeakSet),
     ("aspen_mp.client.link", "_by_address", weakref.WeakValueDictionary),
     ("aspen_mp.client.link", "_by_address_lock", _lock("Lock")),
+    *[("aspen_mp.client.deadlines:deadlines", name, None) for name in ("_times", "_late", "_thread", "_changed", "_numbers")],
     ("aspen_mp.client.runtime", "_live", WeakSet),
     ("aspen_mp.client.requests.zero_copy", "_files", weakref.WeakKeyDictionary),
     ("aspen_mp.client.requests.stage", "_numbers", lambda: itertools.count(1)),
@@ -75,8 +76,13 @@ ANEW: Final = {"_links", "_by_address", "_by_address_lock", "_live", "_files", "
 """Variables that are empty in a forked child, which is none of a client's here."""
 
 
-def _place(module: str, name: str, make: Callable[[], Any] | None) -> tuple[dict[str, Any], str, Callable[[], Any]]:
+def _place(where: str, name: str, make: Callable[[], Any] | None) -> tuple[dict[str, Any], str, Callable[[], Any]]:
+    """The dictionary in which a variable lies: a module's, or of an object in it. An object's begin as in a new one."""
+    module, _, thing = where.partition(":")
     values = importlib.import_module(module).__dict__
+    if thing:
+        owner = values[thing]
+        return owner.__dict__, name, make or (lambda: type(owner)().__dict__[name])
     initial = values[name]
     return values, name, make or (lambda: initial)
 
