@@ -68,10 +68,13 @@ PRELOADED = (
 """Imported once for all histories, each of which runs in a process of its own."""
 
 
-def preload() -> None:
+def preload(plant: str = "") -> None:
+    from simulation import planted
     from simulation.native import modules
 
     modules.enable()
+    if plant:
+        planted.plant(plant)
     for name in PRELOADED:
         importlib.import_module(name)
     from aspen_mp.control.planning.preload import PLANNER
@@ -157,12 +160,13 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
     parser.add_argument("--calm", action="store_true", help="no trouble at all")
     parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--plant", default="", help="a fault of planted.py to look for: ends with the first history that fails")
     parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
     parser.add_argument("--slices", action="store_true", help="print which thread runs when")
     parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
     parser.add_argument("--hang-s", type=float, default=0.0)
     given = parser.parse_args()
-    preload()
+    preload(given.plant)
     from simulation.story import Options
 
     def options(seed: int) -> Options:
@@ -213,6 +217,9 @@ def _night(given: Any, options: Any) -> int:
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+            if given.plant:
+                print(f"{given.plant}: found by history {totals['histories']} after {time.monotonic() - began:.0f} s", flush=True)
+                os._exit(0)
     if given.marks:
         print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
     print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")

@@ -157,6 +157,8 @@ class Story:
             return True
         if act.what == "deadline" and isinstance(error, errors.DeadlineMissed | errors.RequestTimeout):
             return True
+        if act.what == "threads" and isinstance(error, RuntimeError):  # the user's own thread could not be had
+            return "scarce" in rates
         if act.what == "broken" and isinstance(error, errors.ModelParseError):
             return True
         if isinstance(error, errors.ResourceLimitError):

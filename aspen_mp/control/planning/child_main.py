@@ -210,7 +210,12 @@ class Planner:
             if self.keeper is not None:
                 self.keeper.inspected(found)
             return found
-        return self._plan(self._opened, message, side)
+        known = self._n_segments, dict(self._directory)
+        try:
+            return self._plan(self._opened, message, side)
+        except BaseException:  # the planner process gives up what it has got for this job: it is packed again
+            self._n_segments, self._directory = known
+            raise
 
     def _plan(self, model: api.OnnxModel, message: PlanStage, side: ChildSide) -> StagePlanned:
         from aspen_mp.planner import api, stages
