@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ RATES: Final = {
 """How often each kind of trouble comes, at least and at most, as a share of the moments at which it could."""
 BOUND_S: Final = 600.0
 """The longest that one thing that a user does may take, in virtual seconds."""
+MAPPED: Final = 3
+"""Segments that a worker has mapped while nobody but the host is connected."""
 REST_S: Final = 120.0
 """How long after the users' last act everything may take to end."""
 
@@ -221,7 +224,9 @@ class Story:
             self._stuck("users do not come to an end")
         if self.failed:
             return
-        self._finish()
+        self._look_at_rest()
+        if not self.failed:
+            self._finish()
 
     def slices(self) -> dict[str, int]:
         """How many slices each task has had."""
@@ -229,6 +234,22 @@ class Story:
 
     def _over(self) -> bool:
         return bool(self.failed) or not any(process.alive for process in self.living)
+
+    def _look_at_rest(self) -> None:
+        """All users have gone, and nobody disturbs the runtime: it holds what it held before they came."""
+        world, scheduler = self.world, self.world.scheduler
+        scheduler.run(self.options.steps, until=lambda: bool(self.failed), horizon=scheduler.now + int(REST_S * 1e9))
+        for planner in world.alive("planner"):
+            alive = [child for child in planner.children.values() if child.alive]
+            if dead := [child.name for child in planner.children.values() if not child.alive]:
+                world.violation(f"{planner.name} has not reaped {', '.join(dead)}")
+            kinds = Counter(description.kind for description in planner.table.values())
+            wanted = {"real": 7, "eventfd": 1, "listener": 2, "socket": len(alive) + 3, "pidfd": len(alive) + 1}
+            if kinds != wanted:
+                world.violation(f"{planner.name} holds {dict(kinds)} when its users have gone, not {wanted}")
+            mapped = {child.name: world.native.mapped(child) for child in alive if child.kind == "worker"}
+            if len(set(mapped.values())) > 1 or set(mapped.values()) - {MAPPED}:
+                world.violation(f"workers have mapped {mapped} segments when users have gone, not {MAPPED} each")
 
     def _finish(self) -> None:
         world, scheduler = self.world, self.world.scheduler

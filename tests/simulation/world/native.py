@@ -129,6 +129,10 @@ class Native:
         for base, nbytes in self._mappings.pop(process.pid, {}).items():
             _hooks.vacate(base, nbytes)
 
+    def mapped(self, process: Process) -> int:
+        """How many mappings a process has."""
+        return len(self._mappings.get(process.pid, {}))
+
     def mapped_bytes(self) -> int:
         """Bytes that living processes have mapped."""
         return sum(nbytes for mappings in self._mappings.values() for nbytes in mappings.values())

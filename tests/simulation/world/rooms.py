@@ -557,14 +557,14 @@ def worker_process(world: World) -> dict[str, Any]:
             process.exit(0)
             never()
 
-    def fork_sibling(child: Callable[[], NoReturn]) -> None:
+    def fork_sibling(child: Callable[[], NoReturn]) -> int:
         process = world.enter("fork")
         world.scarce("a process", errno.EAGAIN, errno.ENOMEM)
         parent = process.parent
         if parent is None:
             raise OSError(errno.EINVAL, "Invalid argument")
         begin = processes(world)["_begin"]
-        begin(parent, process, "worker", child)
+        return begin(parent, process, "worker", child)  # type: ignore[no-any-return]
 
     return {
         "die_with": die_with,
