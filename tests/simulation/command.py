@@ -108,6 +108,11 @@ def forked(options: Any, trace: bool) -> tuple[int, int]:
     os._exit(0)
 
 
+def alone(options: Any) -> dict[str, Any]:
+    """Run one history in a process of its own, to its end."""
+    return next(many([options], 1, 300.0))
+
+
 def many(histories: Iterable[Any], jobs: int, most_s: float) -> Iterator[dict[str, Any]]:
     """Run histories, some at a time. Yield what was found, in the order in which they end."""
     waiting = iter(histories)
@@ -160,6 +165,8 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
     parser.add_argument("--calm", action="store_true", help="no trouble at all")
     parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--most", type=int, help="acts of each user at most")
+    parser.add_argument("--shrink", action="store_true", help="look for a shorter history that fails in the same way")
     parser.add_argument("--plant", default="", help="a fault of planted.py to look for: ends with the first history that fails")
     parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
     parser.add_argument("--slices", action="store_true", help="print which thread runs when")
@@ -177,9 +184,16 @@ def main() -> int:
             acts=given.acts,
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
+            most=given.most,
             extra={"hang_s": given.hang_s, "slices": given.slices},
         )
 
+    if given.shrink:
+        from simulation import shrink
+
+        found = shrink.shortest(options(given.seed), alone, lambda text: print(text, flush=True))
+        print(shrink.command(found))
+        return 0
     if given.count == 1 and not given.minutes:
         found = one(options(given.seed), given.trace)
         print({key: value for key, value in found.items() if key != "failed"})

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import marks, users, weather
+from simulation import judge, marks, users, weather
 from simulation.native import _hooks
 from simulation.world.descriptions import EventFd
 from simulation.world.choices import KINDS, Choices
@@ -36,6 +36,8 @@ BOUND_S: Final = 600.0
 """The longest that one thing that a user does may take, in virtual seconds."""
 MAPPED: Final = 3
 """Segments that a worker has mapped while nobody but the host is connected."""
+CALM_S: Final = 3.0
+"""The same where there is no trouble."""
 REST_S: Final = 120.0
 """How long after the users' last act everything may take to end."""
 
@@ -68,6 +70,7 @@ class Story:
         self.world = World(self.choices, history, _hooks.set_now)
         install(self.world)
         marks.observe(self.world)
+        self.judgement = judge.Judge(self.world)
         self.weather = self._draw_weather()
         self.scripts = users.draw(options.seed, options.users, options.acts)
         if options.most is not None:
@@ -124,7 +127,11 @@ class Story:
         self.history.note(f"{name} {act.what}")
 
     def done(self, name: str, act: users.Act) -> None:
-        self.busy.pop(name, None)
+        _, since = self.busy.pop(name)
+        took = (self.world.scheduler.now - since) / 1e9
+        calm = not self.choices.trouble.rates and not self.weather.kinds
+        if calm and act.what not in {"think", "workload"} and took > CALM_S:
+            self.world.violation(f"{name}: {act.what} took {took:.3f} s although nothing was in the way")
 
     def answered(self) -> None:
         self.answers += 1

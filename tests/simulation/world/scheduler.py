@@ -85,6 +85,7 @@ class Scheduler:
         self.slices: Counter[str] = Counter()
         self.on_switch: Callable[[Task], object] = lambda task: None
         self.on_slice: Callable[[Task], object] = lambda task: None
+        self.on_jump: Callable[[int], object] = lambda ns: None
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
         self._clock = clock
@@ -243,6 +244,7 @@ class Scheduler:
         if not self._timers or (horizon is not None and self._timers[0][0] > horizon):
             return False
         if self._timers[0][0] > self.now:
+            self.on_jump(self._timers[0][0] - self.now)
             self.advance(self._timers[0][0] - self.now)
         return True
 
