@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -172,7 +173,14 @@ def main() -> int:
     parser.add_argument("--slices", action="store_true", help="print which thread runs when")
     parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
     parser.add_argument("--hang-s", type=float, default=0.0)
+    parser.add_argument("--table", action="store_true", help="write the table of planted faults into the documentation")
     given = parser.parse_args()
+    if given.table:
+        from simulation import planted
+
+        page = Path(__file__).resolve().parents[2] / "docs" / "protocol" / "simulation.md"
+        page.write_text(planted.printed(page.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     preload(given.plant)
     from simulation.story import Options
 
@@ -232,7 +240,7 @@ def _night(given: Any, options: Any) -> int:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
             if given.plant:
-                print(f"{given.plant}: found by history {totals['histories']} after {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
     if given.marks:
         print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))

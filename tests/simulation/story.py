@@ -68,6 +68,7 @@ class Story:
         self.choices = Choices(options.seed)
         self._draw_trouble()
         self.world = World(self.choices, history, _hooks.set_now)
+        self.world.slowness["plan"] = self.choices.pick((1, 30, 1_000, 10_000))
         install(self.world)
         marks.observe(self.world)
         self.judgement = judge.Judge(self.world)

@@ -100,11 +100,15 @@ class Scheduler:
 
     # ---- for tasks
 
-    def start(self, name: str, process: Process, body: Callable[[], object]) -> Task:
-        """Make a task, which is ready."""
+    def start(self, name: str, process: Process, body: Callable[[], object], delay_ns: int = 0) -> Task:
+        """Make a task, which is ready, or will be."""
         task = Task(next(self._numbers), name, process, body, self._main)
         process.tasks[task.number] = task
-        self._ready.append(task)
+        if delay_ns:
+            task.state, task.waits = BLOCKED, "its start"
+            self.at(self.now + delay_ns, lambda: self._expire(task, 0))
+        else:
+            self._ready.append(task)
         return task
 
     def block(self, waits: str, until: int | None = None) -> bool:
@@ -217,7 +221,7 @@ class Scheduler:
         task.greenlet.switch()
         self.after()
         self.current = None
-        cost = self.choices.cost_ns()
+        cost = self.choices.cost_ns() * task.process.slow
         task.cpu_ns += cost
         task.process.cpu_ns += cost
         self.advance(cost)
