@@ -1,4 +1,4 @@
-"""What the runtime asks of the operating system."""
+"""The rooms through which the runtime asks the operating system."""
 
 import os
 

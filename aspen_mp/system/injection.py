@@ -2,8 +2,8 @@
 
     ASPEN_MP_INJECT="seed=7,partial=0.2,scarce=0.001,delays=0.05" aspen-mp run model.onnx
 
-Each process that starts with this variable has the rooms' functions replaced by ones that bring trouble now and then. Kinds have the names that
-they have in `tests/simulation`. Without the variable nothing of this is imported.
+Each process that starts with this variable has the rooms' functions replaced by ones that bring trouble now and then. Kinds have the names
+that they have in `tests/simulation`. Without the variable nothing of this is imported.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from aspen_mp.system import descriptors, filesystem, processes, sockets
 
+__all__: list[str] = []  # no room: nobody calls anything here
 VARIABLE: Final = "ASPEN_MP_INJECT"
 KINDS: Final = ("delays", "partial", "scarce", "kill-planner", "kill-worker", "kill-zygote", "kill-plan", "kill-cache", "stop-process")
 _SCARCE: Final = (errno.EMFILE, errno.ENFILE)
@@ -26,7 +27,7 @@ _NAMES: Final = {"aspen-planner": "planner", "aspen-zygote": "zygote", "aspen-pl
 
 
 class Trouble:
-    """Which kinds there are, and how often each comes at a call that it could come to."""
+    """The kinds of trouble, and how often each comes at a call that it could come to."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError: a kind that is not known, or a rate that is not a number from 0 to 1."""
@@ -75,64 +76,67 @@ class Trouble:
 
 
 def _kind() -> str:
-    """What this process is, by the name that it has given itself."""
+    """The kind of this process, by the name that it has given itself."""
     with open("/proc/self/comm") as file:
         name = file.read().strip()
     return _NAMES.get(name, "worker" if name.startswith("aspen-w") else "client")
 
 
+class Socket(socket.socket):
+    """A socket whose messages go and come in parts."""
+
+    trouble: Trouble
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.trouble.enter()
+        return super().send(self._cut(data), flags)
+
+    def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None) -> int:
+        self.trouble.enter()
+        return super().sendmsg([self._cut(b"".join(bytes(each) for each in buffers))], ancillary, flags)
+
+    def recv(self, n: int, flags: int = 0) -> bytes:
+        self.trouble.enter()
+        return super().recv(self._least(n), flags)
+
+    def recvmsg(self, n: int, space: int = 0, flags: int = 0) -> Any:
+        self.trouble.enter()
+        return super().recvmsg(self._least(n), space, flags)
+
+    def accept(self) -> Any:
+        self.trouble.enter()
+        self.trouble.lack()
+        found, address = super().accept()
+        return Socket(fileno=found.detach()), address
+
+    def _cut(self, data: Any) -> Any:
+        return memoryview(data)[: self._least(len(data))]
+
+    def _least(self, n: int) -> int:
+        """How many of `n` bytes go at once. A packet is never cut."""
+        return self.trouble.part(n) if self.type == socket.SOCK_STREAM else n
+
+
+def _pair(*arguments: Any, **named: Any) -> tuple[socket.socket, socket.socket]:
+    Socket.trouble.enter()
+    Socket.trouble.lack()
+    one, two = socket.socketpair(*arguments, **named)
+    return Socket(fileno=one.detach()), Socket(fileno=two.detach())
+
+
+def _troubled(function: Callable[..., Any], lacks: bool) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        Socket.trouble.enter()
+        if lacks:
+            Socket.trouble.lack()
+        return function(*arguments, **named)
+
+    return call
+
+
 def install(text: str) -> None:
-    """Replace the rooms' functions in this process."""
-    trouble = Trouble(text)
-
-    class Socket(socket.socket):
-        """A socket whose messages go and come in parts."""
-
-        def send(self, data: Any, flags: int = 0) -> int:
-            trouble.enter()
-            return super().send(self._cut(data), flags)
-
-        def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None) -> int:
-            trouble.enter()
-            data = b"".join(bytes(each) for each in buffers)
-            return super().sendmsg([self._cut(data)], ancillary, flags)
-
-        def recv(self, n: int, flags: int = 0) -> bytes:
-            trouble.enter()
-            return super().recv(self._least(n), flags)
-
-        def recvmsg(self, n: int, space: int = 0, flags: int = 0) -> Any:
-            trouble.enter()
-            return super().recvmsg(self._least(n), space, flags)
-
-        def accept(self) -> Any:
-            trouble.enter()
-            trouble.lack()
-            found, address = super().accept()
-            return Socket(fileno=found.detach()), address
-
-        def _cut(self, data: Any) -> Any:
-            stream = self.type == socket.SOCK_STREAM
-            return memoryview(data)[: trouble.part(len(data))] if stream else data
-
-        def _least(self, n: int) -> int:
-            return trouble.part(n) if self.type == socket.SOCK_STREAM else n
-
-    def pair(*arguments: Any, **named: Any) -> tuple[socket.socket, socket.socket]:
-        trouble.enter()
-        trouble.lack()
-        one, two = socket.socketpair(*arguments, **named)
-        return Socket(fileno=one.detach()), Socket(fileno=two.detach())
-
-    def troubled(function: Callable[..., Any], *, lacks: bool) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            trouble.enter()
-            if lacks:
-                trouble.lack()
-            return function(*arguments, **named)
-
-        return call
-
+    """Replace the rooms' functions in this process. ValueError as of `Trouble`."""
+    Socket.trouble = Trouble(text)
     for room, names, lacks in (
         (descriptors, ("dup", "eventfd", "memfd_create", "open", "pipe", "pipe2"), True),
         (descriptors, ("read", "write", "pread", "pwrite", "flock"), False),
@@ -141,5 +145,5 @@ def install(text: str) -> None:
         (processes, ("waitpid", "kill"), False),
     ):
         for name in names:
-            setattr(room, name, troubled(getattr(room, name), lacks=lacks))
-    sockets.socket, sockets.socketpair = Socket, pair  # type: ignore[misc]
+            setattr(room, name, _troubled(getattr(room, name), lacks))
+    sockets.socket, sockets.socketpair = Socket, _pair  # type: ignore[misc]

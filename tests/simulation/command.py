@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def many(histories: Iterable[Any], jobs: int, most_s: float) -> Iterator[dict[st
                 data += piece
                 continue
             yield _ended(poll, running, reader)
-        for reader, (pid, options, data, began) in list(running.items()):
+        for reader, (pid, _, _, began) in list(running.items()):
             if time.monotonic() - began > most_s:
                 os.kill(pid, signal.SIGABRT)
                 yield _ended(poll, running, reader, f"no end after {most_s:g} s of real time")
@@ -153,28 +154,33 @@ def _ended(poll: Any, running: dict[int, Any], reader: int, why: str = "") -> di
     return {"seed": options.seed, "failed": [why or f"the process of the history ended with wait status {status}"]}
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Run simulated histories, each by its seed.")
+    number, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
+    number("--seed", type=int, default=1, help="The first history.")
+    number("--count", type=int, default=1, help="How many histories to run.")
+    number("--minutes", type=float, default=0.0, help="How long to run histories, instead of a number of them.")
+    number("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Histories that run at the same time.")
+    number("--steps", type=int, default=100_000, help="The longest time of trouble, in slices of processes.")
+    number("--users", type=int, default=3, help="Users of a history.")
+    number("--acts", type=int, default=12, help="Acts of each user, on average.")
+    number("--most", type=int, help="The most acts of each user.")
+    number("--without", default="", help="Kinds of trouble to leave out, separated by commas.")
+    number("--plant", default="", help="A fault of planted.py to look for. The first history that fails ends the search.")
+    number("--hang-s", type=float, default=0.0, help="Seconds after which the present lines of Python are printed.")
+    flag("--calm", help="Leave out all trouble.")
+    flag("--trace", help="Print what happens.")
+    flag("--slices", help="Print which thread runs when.")
+    flag("--twice", help="Run each history twice. Both have to be the same.")
+    flag("--shrink", help="Look for a shorter history that fails in the same way.")
+    flag("--marks", help="Print the rare things that were reached, and how often.")
+    flag("--table", help="Write the table of planted faults into the documentation.")
+    return parser
+
+
 def main() -> int:
+    given = _parser().parse_args()
     _again()
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seed", type=int, default=1, help="the first history")
-    parser.add_argument("--count", type=int, default=1, help="how many histories")
-    parser.add_argument("--minutes", type=float, default=0.0, help="run histories for so long")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--users", type=int, default=3)
-    parser.add_argument("--acts", type=int, default=12)
-    parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
-    parser.add_argument("--calm", action="store_true", help="no trouble at all")
-    parser.add_argument("--trace", action="store_true", help="print what happens")
-    parser.add_argument("--most", type=int, help="acts of each user at most")
-    parser.add_argument("--shrink", action="store_true", help="look for a shorter history that fails in the same way")
-    parser.add_argument("--plant", default="", help="a fault of planted.py to look for: ends with the first history that fails")
-    parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
-    parser.add_argument("--slices", action="store_true", help="print which thread runs when")
-    parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
-    parser.add_argument("--hang-s", type=float, default=0.0)
-    parser.add_argument("--table", action="store_true", help="write the table of planted faults into the documentation")
-    given = parser.parse_args()
     if given.table:
         from simulation import planted
 

@@ -1,4 +1,4 @@
-"""What must always hold, beside what users see: looked at whenever nobody can run and the clock is about to jump."""
+"""Rules that always hold, beside what users see: looked at whenever nobody can run and the clock is about to jump."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 `python -m tests.simulation --plant NAME --minutes 10` looks for one. The list says which were really there once.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import importlib.util

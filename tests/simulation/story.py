@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from simulation import judge, marks, users, weather
 from simulation.native import _hooks
-from simulation.world.descriptions import EventFd
 from simulation.world.choices import KINDS, Choices
+from simulation.world.descriptions import EventFd
 from simulation.world.history import History
 from simulation.world.install import install
 from simulation.world.scheduler import Waiters
@@ -44,7 +44,7 @@ REST_S: Final = 120.0
 
 @dataclass(slots=True)
 class Options:
-    """What a history is like, beside its seed. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
+    """The options of a history. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
 
     seed: int
     steps: int = 100_000
@@ -291,5 +291,3 @@ class Story:
                 tasks = ", ".join(f"{task.name}: {task.state} {task.waits}" for task in process.tasks.values())
                 lines.append(f"  {process}{' (stopped)' if process.stopped else ''}: {tasks}")
         self.world.violation("\n".join(lines))
-
-

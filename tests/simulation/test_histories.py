@@ -10,6 +10,7 @@ from pathlib import Path
 
 import folders
 import pytest
+
 from simulation import planted, seeds
 from simulation.native import build
 

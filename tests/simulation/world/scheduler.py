@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import greenlet
@@ -175,7 +175,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self, steps: int, until: Callable[[], bool] = lambda: False, horizon: int | None = None) -> bool:
-        """Run so many slices at most. Return whether `until` came true; False: no task can ever run again, the slices are used up, or the
+        """Run `steps` slices at most. Return whether `until` came true; False: no task can ever run again, the slices are used up, or the
         time is past `horizon`."""
         assert greenlet.getcurrent() is self._main
         last = self.steps + steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simulation.world.choices import Choices
 from simulation.world import descriptions
+from simulation.world.choices import Choices
 from simulation.world.descriptions import Description, EventFd, Listener, Stream, Watch, real_number
 from simulation.world.history import History
 from simulation.world.processes import Process
 from simulation.world.scheduler import Scheduler, Task, Waiters
-
 
 START_NS = {"planner": (20_000_000, 300_000_000), "host": (1, 1_000), "client": (1, 1_000_000_000)}
 """How long a process takes to begin, by its kind."""
@@ -170,10 +170,8 @@ class World:
     def write_signal(self, description: Description, number: int) -> None:
         """What a handler of Python does: a byte into its wake-up descriptor."""
         if isinstance(description, Stream):
-            try:
+            with contextlib.suppress(OSError):
                 description.send(bytes([number]), [], lambda n: n)
-            except OSError:
-                pass
 
     # ---- what is shared
 
