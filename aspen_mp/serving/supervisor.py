@@ -297,7 +297,7 @@ class Supervisor:
         command = python.command("aspen_mp.serving.front_end", msgspec.json.encode(settings).decode())
         inherited = [theirs.fileno(), ledger, *accepting]
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await processes.create_subprocess_exec(
                 *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0, env={**ENVIRONMENT, **os.environ}
             )
         except BaseException:

@@ -25,9 +25,18 @@ def _again() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
 
 
+def _story(options: Any, history: Any) -> Any:
+    if options.extra.get("kind") == "serve":
+        from simulation.serving.story import ServeStory
+
+        return ServeStory(options, history)
+    from simulation.story import Story
+
+    return Story(options, history)
+
+
 def one(options: Any, trace: bool) -> dict[str, Any]:
     """Run a history in this process, which is of no use afterwards."""
-    from simulation.story import Story
     from simulation.world.history import History
 
     gc.disable()
@@ -36,7 +45,7 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
 
         faulthandler.dump_traceback_later(options.extra["hang_s"], exit=True)
     history = History(tell=print if trace else None)
-    story = Story(options, history)
+    story = _story(options, history)
     began = time.monotonic()
     story.run()
     took = time.monotonic() - began
@@ -65,11 +74,14 @@ PRELOADED = (
 """Imported once for all histories, each of which runs in a process of its own."""
 
 
-def preload() -> None:
+PRELOADED_OF_SERVERS = ("uvicorn.server", "aspen_mp.serving.supervisor", "aspen_mp.serving.http", "aspen_mp.tools.metrics", "simulation.serving.story")
+
+
+def preload(kind: str = "runtime") -> None:
     from simulation.native import modules
 
     modules.enable()
-    for name in PRELOADED:
+    for name in PRELOADED + (PRELOADED_OF_SERVERS if kind == "serve" else ()):
         importlib.import_module(name)
     from aspen_mp.control.planning.preload import PLANNER
 
@@ -144,6 +156,7 @@ def _ended(poll: Any, running: dict[int, Any], reader: int, why: str = "") -> di
 def main() -> int:
     _again()
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--kind", choices=["runtime", "serve"], default="runtime", help="what a history is of")
     parser.add_argument("--seed", type=int, default=1, help="the first history")
     parser.add_argument("--count", type=int, default=1, help="how many histories")
     parser.add_argument("--minutes", type=float, default=0.0, help="run histories for so long")
@@ -156,7 +169,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--hang-s", type=float, default=0.0)
     given = parser.parse_args()
-    preload()
+    preload(given.kind)
     from simulation.story import Options
 
     def options(seed: int) -> Options:
@@ -167,7 +180,7 @@ def main() -> int:
             acts=given.acts,
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
-            extra={"hang_s": given.hang_s},
+            extra={"hang_s": given.hang_s, "kind": given.kind},
         )
 
     if given.count == 1 and not given.minutes:

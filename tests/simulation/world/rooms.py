@@ -149,6 +149,8 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
         if description.kind == "inotify":
             events = getattr(description, "events")
             while not events:
+                if not description.blocking:
+                    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
                 description.waiters.wait("events of a folder")
             data = b"".join(events)
             events.clear()
