@@ -108,6 +108,9 @@ class Judge:
             return self.story.settings.queued < 100
         if status == 408:
             return slow and "stop-process" in rates
+        if status == 500 and b"has changed since" in outcome.body:  # a file that was replaced in its place cannot be planned any more
+            contents = self.story.maintainer.disk.contents.values()
+            return any(each.name == infer.name and each.until <= outcome.ended for each in contents)
         if status == 500:
             return "kill-worker" in rates or "scarce" in rates
         return False

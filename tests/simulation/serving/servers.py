@@ -109,15 +109,13 @@ class Servers:
         life.lost = bool(process.status)
         self.story.server_ended(life)
 
-    def term(self, *, all_processes: bool = False) -> None:
-        """Ask the present one to end: as `kill`, or as systemd does, all of its processes."""
+    def term(self) -> None:
+        """Ask the present one to end."""
         if not self.process.alive:
             return
         self.life.term = min(self.life.term, self.story.world.scheduler.now)
-        self.story.history.note(f"{self.process.name} is told to end", "with its front ends" if all_processes else "")
-        for process in [self.process, *(self.process.children.values() if all_processes else ())]:
-            if process.alive and process.kind in {"supervisor", "front_end"}:
-                process.deliver(signal.SIGTERM)
+        self.story.history.note(f"{self.process.name} is told to end")
+        self.process.deliver(signal.SIGTERM)
 
     def _live(self) -> None:
         import aspen_mp

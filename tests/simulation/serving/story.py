@@ -66,7 +66,7 @@ class ServeStory(story.Story):
         self.scripts = visitors.draw(options.seed, options.users, options.acts)
         if options.most is not None:
             self._shorten(options.most)
-        self._terms = [(chance.uniform(0.3, 25.0), chance.random() < 0.3) for _ in range(chance.choice([0, 0, 1, 1, 2]))]
+        self._terms = [chance.uniform(0.3, 25.0) for _ in range(chance.choice([0, 0, 1, 1, 2]))]
         self._restarts = True
 
     def _draw_trouble(self) -> None:
@@ -120,8 +120,8 @@ class ServeStory(story.Story):
         for script in self.scripts:
             self.living.append(self._visitor(script))
         self.living.append(world.start("maintainer", self.maintainer.live))
-        for after_s, everyone in self._terms:
-            scheduler.later(int(after_s * 1e9), lambda everyone=everyone: self.servers.term(all_processes=everyone))
+        for after_s in self._terms:
+            scheduler.later(int(after_s * 1e9), self.servers.term)
         scheduler.run(self.options.steps, until=self._over)
         self._quieten()
         if self._rest("visitors do not come to an end", story.BOUND_S):
@@ -143,7 +143,6 @@ class ServeStory(story.Story):
         world, scheduler = self.world, self.world.scheduler
         if not self.servers.process.alive:
             scheduler.run(20 * self.options.steps, until=lambda: self.servers.process.alive, horizon=scheduler.now + int(2 * START_S * 1e9))
-        self._terms.clear()
         self.living = [world.start("client", self._inspect)]
         if not self._rest("what lies on disk is not served", 10 * SETTLE_S):
             return

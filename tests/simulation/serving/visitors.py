@@ -209,8 +209,9 @@ class Visitor:
         outcomes = self.connection.pipelined([infer.data for infer in infers])
         closed = False
         for infer, outcome in zip(infers, outcomes, strict=True):
-            if not (closed and outcome.how == "cut"):  # an answer said that it is the last one
-                self._infer(infer, outcome)
+            if closed and outcome.how == "cut":  # an answer said that it is the last one
+                outcome.how = "left"
+            self._infer(infer, outcome)
             closed = closed or outcome.headers.get("connection") == "close" or outcome.how != "answered"
         self.connection.close()
 

@@ -59,8 +59,13 @@ OWN_OF_CLASSES: Final[list[tuple[str, str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.serving.access.ending", "EndingConnection", "all_gone", lambda: None),
     ("aspen_mp.serving.access.ending", "EndingConnection", "shaking", weakref.WeakSet),
     ("aspen_mp.serving.access.unread", "Unread", "owing", dict),
+    ("aspen_mp.client.deadlines", "deadlines", "_changed", _lock("Condition")),
+    ("aspen_mp.client.deadlines", "deadlines", "_numbers", itertools.count),
+    ("aspen_mp.client.deadlines", "deadlines", "_times", list),
+    ("aspen_mp.client.deadlines", "deadlines", "_late", dict),
+    ("aspen_mp.client.deadlines", "deadlines", "_thread", lambda: None),
 ]
-"""Module, class, attribute and what makes its value. They are exchanged where servers are simulated."""
+"""Module, class or object, attribute, and what makes its value. They are exchanged where servers are simulated."""
 
 ANEW: Final = {"_links", "_by_address", "_by_address_lock", "_live", "_files", "_regions", "_stages"}
 """Variables that are empty in a forked child, which is none of a client's here."""
@@ -77,7 +82,7 @@ class Globals:
 
     def __init__(self) -> None:
         self._places = [_place(*entry) for entry in OWN]
-        self._attributes: list[tuple[type, str, Callable[[], Any]]] = []
+        self._attributes: list[tuple[Any, str, Callable[[], Any]]] = []
 
     def serve(self) -> None:
         """Exchange the variables of servers, too."""
