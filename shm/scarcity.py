@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.system import threads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 OPENING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a file that is there cannot be opened."""
@@ -26,9 +30,28 @@ def start_thread(thread: threads.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise ResourceLimitError(
-            f"this process cannot start a thread ({error}): raise its limit of processes and threads (ulimit -u, pids.max of its cgroup)"
-        ) from None
+        raise _no_thread(error) from None
+
+
+def submit(pool: Executor, work: Callable[[], object]) -> None:
+    """Has a thread of a pool do this. ResourceLimitError where there is no thread to do it and none can be had: then it is never done."""
+    first = threads.Lock()
+
+    def once() -> None:
+        if first.acquire(blocking=False):
+            work()
+
+    try:
+        pool.submit(once)
+    except RuntimeError as error:  # it is queued nevertheless: a thread that is there already may have begun it
+        if first.acquire(blocking=False):
+            raise _no_thread(error) from None
+
+
+def _no_thread(error: RuntimeError) -> ResourceLimitError:
+    return ResourceLimitError(
+        f"this process cannot start a thread ({error}): raise its limit of processes and threads (ulimit -u, pids.max of its cgroup)"
+    )
 
 
 def reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ needs them.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 
@@ -64,13 +65,15 @@ class WorkerProcess:
         """Reads packets up to the SYNC that reaches `seq` (0: the first one), maps and unmaps what they say, and tells the engine."""
         while True:
             kind, a, role, where, text, fds = wire.receive(self._sock)
-            if kind == wire.ATTACH and len(fds) == 1:
+            if kind in {wire.ATTACH, wire.BORROW} and len(fds) != 1:  # there was no room for it, and nobody sends it again
+                raise OSError(errno.EMFILE, "the descriptor of a segment was lost: this worker has too many open")
+            if kind == wire.ATTACH:
                 name = _ROLE_NAMES[role]
                 segment = Segment.from_fd(fds[0], name, writable=name in _WRITABLE, check=name not in CLIENTS_WRITE)
                 segment.close_fd()
                 self._segments[a] = segment
                 self._engine.map(a, name, segment.mapping)
-            elif kind == wire.BORROW and len(fds) == 1:
+            elif kind == wire.BORROW:
                 self._segments[a].mapping.borrow(role, fds[0], where, *wire.LENGTH.unpack(text))
                 descriptors.close(fds[0])
             elif kind == wire.DETACH:

@@ -58,14 +58,16 @@ def one_thread() -> None:
         os.environ[variable] = "1"
 
 
-def fork_sibling(child: Callable[[], NoReturn]) -> None:
-    """Fork a child of this process's parent, which runs `child` and nothing else. For processes of one thread.
+def fork_sibling(child: Callable[[], NoReturn]) -> int:
+    """Fork a child of this process's parent, which runs `child` and nothing else. Return its process id. For processes of one thread.
 
     Raises:
         OSError: The system has no process to give.
     """
-    if _process.fork_sibling() == 0:
+    pid = _process.fork_sibling()
+    if pid == 0:
         child()
+    return pid
 
 
 def keep_only(fds: set[int]) -> None:

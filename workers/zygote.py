@@ -11,7 +11,7 @@ import gc
 import signal
 from contextlib import suppress
 
-from aspen_mp.system import descriptors, processes, signals, sockets
+from aspen_mp.system import processes, signals, sockets
 from aspen_mp.workers import main as worker
 from aspen_mp.workers import process, wire
 
@@ -53,6 +53,8 @@ def _fork(parent: int, sock: sockets.socket, fd: int) -> None:
         sock.close()
         worker.work(parent, sockets.socket(fileno=fd))
 
-    with suppress(OSError):  # who asked finds the worker's socket closed
-        process.fork_sibling(child)
-    descriptors.close(fd)
+    theirs = sockets.socket(fileno=fd)
+    with suppress(OSError):  # no process is to be had, or who asked has gone: the worker's socket closes
+        pid = process.fork_sibling(child)
+        wire.send(theirs, wire.HELLO, pid)  # for one that is killed before it can say so itself: somebody has to reap it
+    theirs.close()

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
+from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.system import clock, processes, threads
 
 Late = Callable[[], None]
@@ -25,15 +26,17 @@ class Deadlines:
         self._thread: threads.Thread | None = None
 
     def add(self, seconds: float, late: Late) -> Callable[[], None]:
-        """Calls `late()` in `seconds` seconds, from another thread. What is returned takes that back."""
+        """Calls `late()` in `seconds` seconds, from another thread. What is returned takes that back. ResourceLimitError where there is no
+        thread to be had."""
         with self._changed:
+            if self._thread is None:
+                thread = threads.Thread(target=self._run, name="aspen-mp deadlines", daemon=True)
+                start_thread(thread)
+                self._thread = thread
             number = next(self._numbers)
             self._late[number] = late
             heapq.heappush(self._times, (clock.monotonic() + seconds, number))
-            if self._thread is None:
-                self._thread = threads.Thread(target=self._run, name="aspen-mp deadlines", daemon=True)
-                self._thread.start()
-            elif self._times[0][1] == number:
+            if self._times[0][1] == number:
                 self._changed.notify()
         return lambda: self.forget(number)
 

@@ -26,6 +26,7 @@ from aspen_mp.shm.errors import RequestError, RequestTimeout
 from aspen_mp.system import clock
 
 if TYPE_CHECKING:
+    from aspen_mp.client.session import Session
     from aspen_mp.client.trials.choice import Choice
 
 PRIORITIES: Final = _control.PRIORITIES
@@ -55,12 +56,12 @@ class Model(Submission):
         name: str | None = None,
         *,
         source: ModelSource | None = None,
-        elsewhere: str = "",
+        place: Session | str,
         runtime: object | None = None,
     ) -> None:
-        """`source`: to load it from again when the runtime was lost. `elsewhere`: address of the runtime where another process loaded it.
+        """`source`: to load it from again when the runtime was lost. `place`: as of `Residence`.
         `runtime`: which must not end because nobody but this model refers to it any more; it never refers to its models."""
-        super().__init__(way, loaded, name, source, elsewhere)
+        super().__init__(way, loaded, name, source, place)
         self._runtime = runtime
         self.inputs: list[ValueInfo] = self._signature.inputs
         self.outputs: list[ValueInfo] = self._signature.outputs
@@ -519,7 +520,7 @@ class Model(Submission):
 def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: ModelSource | None = None) -> Model:
     """An unpickled handle."""
     way = link.to(address, named)
-    return Model(way, msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, source=source, elsewhere=address)
+    return Model(way, msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, source=source, place=address)
 
 
 def _urgency(priority: str, deadline_ms: float | None = None, on_late: OnLate = "drop") -> Urgency:

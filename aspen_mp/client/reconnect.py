@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import aspen_mp
 from aspen_mp.client.restart import Reviver
 from aspen_mp.control.wire import run_directory
-from aspen_mp.shm.errors import ProtocolError, RuntimeLost, RuntimeNotFound, RuntimeStopping
+from aspen_mp.shm.errors import ProtocolError, ResourceLimitError, RuntimeLost, RuntimeNotFound, RuntimeStopping
+from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.system import clock, descriptors, sockets, threads
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class Reconnects(Reviver):
         self._missed = 0.0
         if lost is not None:
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
+            with suppress(ResourceLimitError):  # then it goes when nobody refers to it any more
+                start_thread(threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True))
         return session
 
     def _since(self, lost: Session | None) -> float:

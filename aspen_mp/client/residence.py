@@ -32,20 +32,20 @@ class Residence:
         signature: Signature,
         requests: _tally.Requests,
         source: ModelSource | None,
-        elsewhere: str,
+        place: Session | str,
     ) -> None:
-        """`requests`: counts those of the handle. `elsewhere`: address of the runtime where another process has loaded the model; empty:
-        this process has, in that of the link."""
+        """`requests`: counts those of the handle. `place`: the session in which this process has loaded the model, or the address of the
+        runtime where another process has. Its number means nothing in any other one."""
         self.link = way
         self.source = source
         self.loaded = loaded
-        self.address = elsewhere or way.address
+        self.address = place if isinstance(place, str) else place.welcome.address
         self.own: StageTree | None = None
         self._signature = signature
         self._requests = requests
         self._lock = threads.Lock()
-        if not elsewhere:
-            self.own = self._new_tree(way.session())
+        if not isinstance(place, str):
+            self.own = self._new_tree(place)
 
     @property
     def number(self) -> int:

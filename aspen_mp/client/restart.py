@@ -18,6 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
+from aspen_mp.shm.scarcity import start_thread, submit
 from aspen_mp.system import clock, descriptors, processes, threads
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class OwnServer:
                 with contextlib.suppress(RuntimeLost):  # it is seen by whoever uses the session next
                     session.resize(0, 0, self.total, [])
             # Its threads may be in callbacks of the user's, which wait for what this one is about to return.
-            threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True).start()
+            with contextlib.suppress(ResourceLimitError):  # then it goes when nobody refers to it any more
+                start_thread(threads.Thread(target=lost.close, name="aspen-mp lost", daemon=True))
             return session
 
     def end(self) -> int:
@@ -144,7 +146,7 @@ class Reviver(ABC):
                 from concurrent.futures import ThreadPoolExecutor
 
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="aspen-mp retry")
-            self._thread.submit(action)
+            submit(self._thread, action)
             return True
 
     def close(self) -> None:

@@ -285,8 +285,9 @@ class Runtime:
         losses = 0
         while True:
             try:
-                loaded = source.load(self._session, progress)
-                result = Model(self._link, loaded, name, source=source if self._link.revives else None, runtime=self)
+                session = self._session
+                loaded = source.load(session, progress)
+                result = Model(self._link, loaded, name, place=session, source=source if self._link.revives else None, runtime=self)
                 return self._prepared(result, shapes, progress)
             except RuntimeLost as lost:
                 losses += 1

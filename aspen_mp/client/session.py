@@ -98,6 +98,12 @@ class Session:
             self.channel.event()
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
+        try:
+            self.control.listen()  # last: what is heard finds a whole session
+        except BaseException:
+            self.control.close()
+            self.channel.close_event()
+            raise
 
     def _make_channel(self) -> _channel.ClientChannel:
         green = greenlets()

@@ -62,7 +62,7 @@ FINE = Result(0, -1, 0, "", 0, 0, 0)
 
 
 cdef double _seconds() noexcept:
-    """What `time.monotonic` says."""
+    """The time of `time.monotonic`."""
     return aspen_now_ns() / 1e9
 
 

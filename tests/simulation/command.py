@@ -22,6 +22,7 @@ def _again() -> None:
     """Hashes must not differ from run to run: start once more with a fixed seed for them."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
+        os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step of their plans
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
 
 
@@ -46,6 +47,8 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         faulthandler.dump_traceback_later(options.extra["hang_s"], exit=True)
     history = History(tell=print if trace else None)
     story = _story(options, history)
+    if options.extra.get("slices"):
+        story.world.scheduler.on_slice = lambda task: print("   ", story.world.scheduler.now, task, task.waits)
     began = time.monotonic()
     story.run()
     took = time.monotonic() - began
@@ -58,7 +61,7 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         "wall_s": took,
         "answers": story.answers,
         "errors": story.errors,
-        "trouble": sorted(story.choices.trouble.rates),
+        "trouble": [*sorted(story.choices.trouble.rates), *story.weather.kinds],
         "failed": story.failed,
         "folder": str(story.world.folder),
         "slices": story.slices(),
@@ -77,10 +80,13 @@ PRELOADED = (
 PRELOADED_OF_SERVERS = ("uvicorn.server", "aspen_mp.serving.supervisor", "aspen_mp.serving.http", "aspen_mp.tools.metrics", "simulation.serving.story")
 
 
-def preload(kind: str = "runtime") -> None:
+def preload(plant: str = "", kind: str = "runtime") -> None:
+    from simulation import planted
     from simulation.native import modules
 
     modules.enable()
+    if plant:
+        planted.plant(plant)
     for name in PRELOADED + (PRELOADED_OF_SERVERS if kind == "serve" else ()):
         importlib.import_module(name)
     from aspen_mp.control.planning.preload import PLANNER
@@ -167,9 +173,13 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
     parser.add_argument("--calm", action="store_true", help="no trouble at all")
     parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--plant", default="", help="a fault of planted.py to look for: ends with the first history that fails")
+    parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
+    parser.add_argument("--slices", action="store_true", help="print which thread runs when")
+    parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
     parser.add_argument("--hang-s", type=float, default=0.0)
     given = parser.parse_args()
-    preload(given.kind)
+    preload(given.plant, given.kind)
     from simulation.story import Options
 
     def options(seed: int) -> Options:
@@ -180,7 +190,7 @@ def main() -> int:
             acts=given.acts,
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
-            extra={"hang_s": given.hang_s, "kind": given.kind},
+            extra={"hang_s": given.hang_s, "slices": given.slices, "kind": given.kind},
         )
 
     if given.count == 1 and not given.minutes:
@@ -203,15 +213,27 @@ def _night(given: Any, options: Any) -> int:
             if given.minutes and time.monotonic() - began > given.minutes * 60:
                 return
             yield options(seed)
+            if given.twice:
+                yield options(seed)
 
     totals: Counter[str] = Counter()
+    marks: Counter[str] = Counter()
+    digests: dict[int, str] = {}
     failed = 0
     for found in many(histories(), given.jobs, 300.0):
         totals["histories"] += 1
         for name in ("steps", "virtual_s", "wall_s", "answers"):
             totals[name] += found.get(name, 0)  # type: ignore[assignment]
+        if given.twice and digests.setdefault(found["seed"], found.get("digest")) != found.get("digest"):
+            print(f"seed {found['seed']}: two runs differ")
+        marks.update(found.get("marks", {}))
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+            if given.plant:
+                print(f"{given.plant}: found by history {totals['histories']} after {time.monotonic() - began:.0f} s", flush=True)
+                os._exit(0)
+    if given.marks:
+        print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
     print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")
     return 1 if failed else 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import users
+from simulation import marks, users, weather
 from simulation.native import _hooks
+from simulation.world.descriptions import EventFd
 from simulation.world.choices import KINDS, Choices
 from simulation.world.history import History
 from simulation.world.install import install
@@ -32,6 +34,8 @@ RATES: Final = {
 """How often each kind of trouble comes, at least and at most, as a share of the moments at which it could."""
 BOUND_S: Final = 600.0
 """The longest that one thing that a user does may take, in virtual seconds."""
+MAPPED: Final = 3
+"""Segments that a worker has mapped while nobody but the host is connected."""
 REST_S: Final = 120.0
 """How long after the users' last act everything may take to end."""
 
@@ -63,6 +67,8 @@ class Story:
         self._draw_trouble()
         self.world = World(self.choices, history, _hooks.set_now)
         install(self.world)
+        marks.observe(self.world)
+        self.weather = self._draw_weather()
         self.scripts = users.draw(options.seed, options.users, options.acts)
         if options.most is not None:
             self._shorten(options.most)
@@ -72,6 +78,7 @@ class Story:
         self.ended = False
         self._end = Waiters(self.world.scheduler)
         self.host: Any = None
+        self.told = -1
         self.living: list[Any] = []
 
     @property
@@ -87,6 +94,11 @@ class Story:
                 choices.trouble.rates[kind] = low * (high / low) ** share
         for kind in KINDS:
             assert kind in RATES or kind not in choices.trouble.rates
+
+    def _draw_weather(self) -> weather.Weather:
+        choices = self.choices
+        kinds = tuple(kind for kind in weather.KINDS if choices.chance(0.35) and self.options.trouble and kind not in self.options.without)
+        return weather.Weather(self.world, kinds, 0.05 * 40 ** choices.uniform())
 
     def _shorten(self, most: int) -> None:
         for script in self.scripts:
@@ -142,24 +154,28 @@ class Story:
     def _explained(self, script: users.Script, act: users.Act, error: BaseException) -> bool:
         from aspen_mp import errors
 
-        rates = self.choices.trouble.rates
-        planner_goes = "kill-planner" in rates
+        rates = {*self.choices.trouble.rates, *self.weather.kinds}
+        planner_goes = bool(rates & {"kill-planner", "kill-anyone", "end-planner", "stop-anyone"})
         if act.what == "timeout" and isinstance(error, errors.RequestTimeout):
             return True
         if act.what == "deadline" and isinstance(error, errors.DeadlineMissed | errors.RequestTimeout):
             return True
+        if act.what == "threads" and isinstance(error, RuntimeError):  # the user's own thread could not be had
+            return "scarce" in rates
         if act.what == "broken" and isinstance(error, errors.ModelParseError):
             return True
         if isinstance(error, errors.ResourceLimitError):
-            return "scarce" in rates or "kill-plan" in rates
+            return bool(rates & {"scarce", "kill-plan", "kill-anyone", "memory"})
         if isinstance(error, errors.PlanError):
-            return "kill-plan" in rates
+            return bool(rates & {"kill-plan", "kill-anyone"})
         if isinstance(error, errors.RuntimeLost | errors.RuntimeNotFound):
             return planner_goes or "scarce" in rates or "stop-process" in rates
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             return "scarce" in rates
         if isinstance(error, errors.PoisonTile):
-            return "kill-worker" in rates
+            return bool(rates & {"kill-worker", "kill-anyone"})
+        if script.name == "host":
+            return "scarce" in rates
         return False
 
     # ---- the history
@@ -177,12 +193,13 @@ class Story:
                     raise
                 self.world.scheduler.pause(500_000_000)
                 continue
-            self.told = descriptors.eventfd(0)
+            self.told = self.world.here.add(EventFd(self.world, 0))
             while not self.ended:
-                runtime.wait(self.told)
                 if not self.ended:
                     try:
-                        runtime.revive()
+                        runtime.wait(self.told)
+                        if not self.ended:
+                            runtime.revive()
                     except BaseException as error:
                         if not self._explained(users.Script("host", True), users.Act("revive", ()), error):
                             raise
@@ -196,8 +213,10 @@ class Story:
         self.host = world.start("host", self._host)
         for script in self.scripts:
             self.living.append(world.start("client", lambda script=script: users.User(self, script).live()))
+        self.weather.begin()
         scheduler.run(self.options.steps, until=self._over)
         self.choices.quiet = True
+        self.weather.stop()
         for process in list(world.processes.values()):
             process.go_on()
         horizon = scheduler.now + int(BOUND_S * 1e9)
@@ -205,7 +224,9 @@ class Story:
             self._stuck("users do not come to an end")
         if self.failed:
             return
-        self._finish()
+        self._look_at_rest()
+        if not self.failed:
+            self._finish()
 
     def slices(self) -> dict[str, int]:
         """How many slices each task has had."""
@@ -214,11 +235,28 @@ class Story:
     def _over(self) -> bool:
         return bool(self.failed) or not any(process.alive for process in self.living)
 
+    def _look_at_rest(self) -> None:
+        """All users have gone, and nobody disturbs the runtime: it holds what it held before they came."""
+        world, scheduler = self.world, self.world.scheduler
+        scheduler.run(self.options.steps, until=lambda: bool(self.failed), horizon=scheduler.now + int(REST_S * 1e9))
+        for planner in world.alive("planner"):
+            alive = [child for child in planner.children.values() if child.alive]
+            if dead := [child.name for child in planner.children.values() if not child.alive]:
+                world.violation(f"{planner.name} has not reaped {', '.join(dead)}")
+            kinds = Counter(description.kind for description in planner.table.values())
+            wanted = {"real": 7, "eventfd": 1, "listener": 2, "socket": len(alive) + 3, "pidfd": len(alive) + 1}
+            if kinds != wanted:
+                world.violation(f"{planner.name} holds {dict(kinds)} when its users have gone, not {wanted}")
+            mapped = {child.name: world.native.mapped(child) for child in alive if child.kind == "worker"}
+            if len(set(mapped.values())) > 1 or set(mapped.values()) - {MAPPED}:
+                world.violation(f"workers have mapped {mapped} segments when users have gone, not {MAPPED} each")
+
     def _finish(self) -> None:
         world, scheduler = self.world, self.world.scheduler
         self.ended = True
-        if self.host.alive and hasattr(self, "told"):
-            world.processes[self.host.pid].table[self.told].add(1)  # type: ignore[attr-defined]
+        told = self.host.table.get(self.told)
+        if told is not None:
+            told.add(1)
         horizon = scheduler.now + int(REST_S * 1e9)
         scheduler.run(10 * self.options.steps, until=lambda: bool(self.failed), horizon=horizon)
         left = [process for process in world.processes.values() if process.alive]

@@ -200,7 +200,7 @@ class User:
     def do_think(self, ms: int, *_: int) -> None:
         from aspen_mp.system import clock
 
-        clock.sleep((ms % 3000 + 1) / 1e3)
+        clock.sleep(0.001 * 60_000 ** (ms / (1 << 30)))
 
     def do_threads(self, which: int, number: int, many: int, *_: int) -> None:
         from aspen_mp.system import threads

@@ -29,6 +29,7 @@ from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import ModelInvalidError, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.scarcity import submit
 from aspen_mp.shm.segments import memory_available
 from aspen_mp.system import clock, threads
 
@@ -336,7 +337,7 @@ class StageTree:
             self._check()
             if self._drivers is None:
                 self._drivers = ThreadPoolExecutor(MAX_DRIVERS, thread_name_prefix="aspen-mp stages")
-            self._drivers.submit(drive)
+            submit(self._drivers, drive)
 
     # ---- the tree
 

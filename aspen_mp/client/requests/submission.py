@@ -50,7 +50,7 @@ class _Request:
 class Submission:
     """What a model's handle does with requests whose arguments have been checked. `client.model.Model` is what users call."""
 
-    def __init__(self, way: Link, loaded: protocol.Loaded, name: str | None, source: ModelSource | None, elsewhere: str) -> None:
+    def __init__(self, way: Link, loaded: protocol.Loaded, name: str | None, source: ModelSource | None, place: Session | str) -> None:
         """As of `Model`."""
         self._link = way
         self._signature = Signature(name or loaded.name, loaded)
@@ -59,7 +59,7 @@ class Submission:
         self._requests = _tally.Requests()
         self._counting = threads.Lock()  # guards `_parked`
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
-        self._residence = Residence(way, loaded, self._signature, self._requests, source, elsewhere)
+        self._residence = Residence(way, loaded, self._signature, self._requests, source, place)
 
     @property
     def _tree(self) -> StageTree:

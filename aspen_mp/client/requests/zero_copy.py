@@ -168,6 +168,7 @@ class Loans:
         self._idle: OrderedDict[Key, list[Loan]] = OrderedDict()
         self._all: weakref.WeakSet[Loan] = weakref.WeakSet()
         self._n = 0  # with those that are over, until the planner process has them back: it limits what all clients have together
+        self._over: list[Loan] = []  # to be ended by a thread
         self._closed = False
 
     def take(self, owner: int, nbytes: int, pieces: Sequence[Piece]) -> Loan | None:
@@ -251,18 +252,23 @@ class Loans:
 
     def _end_later(self, loans: list[Loan]) -> None:
         """On a thread of its own: whoever notices that a loan is over may hold any lock."""
+        with self._lock:
+            self._over += loans
+        with suppress(RuntimeError):  # no thread can be had: the next one ends these, too. Or the interpreter is going down
+            threads.Thread(target=self._end_all, name="aspen-mp loans", daemon=True).start()
 
-        def end() -> None:
-            for loan in loans:
-                try:
-                    with suppress(AspenError):
-                        self._end(loan)
-                finally:
-                    with self._lock:
-                        self._n -= 1
-
-        with suppress(RuntimeError):  # the interpreter is going down, and all memory with it
-            threads.Thread(target=end, name="aspen-mp loans", daemon=True).start()
+    def _end_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._over:
+                    return
+                loan = self._over.pop()
+            try:
+                with suppress(AspenError):
+                    self._end(loan)
+            finally:
+                with self._lock:
+                    self._n -= 1
 
     def _end(self, loan: Loan) -> None:
         loan.region = None

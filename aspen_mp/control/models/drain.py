@@ -33,7 +33,7 @@ class Drain:
         self.going_on = True
         self._waiting = set(self._clients)
         self._event_log.info("draining", clients=len(self._waiting), grace_s=grace_s)
-        for connection in list(self._waiting):
+        for connection in list(self._clients):
             connection.send(protocol.Stopping(grace_s))
         self._loop.later(grace_s, self._late)
         self._look()

@@ -48,7 +48,7 @@ from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild
 from aspen_mp.control.planning.shape_buckets import Range
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm.bindings._control import MODEL_COUNTS
-from aspen_mp.shm.errors import AspenError, PlanError, RequestError
+from aspen_mp.shm.errors import AspenError, PlanError, RequestError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 from aspen_mp.system import descriptors
 
@@ -338,12 +338,14 @@ class ModelStore:
         self._requests.eviction.collected(segments)
 
     def close(self) -> None:
+        """Give everything back at the end of the runtime. Who waits for a model or a plan is told that the runtime is lost."""
         self._requests.close()
         self.plans.close()
         for model in list(self._models.values()):
             self._requests.stop_background(model)
-            model.background_child.close()
-            model.child.close()
+            ended = RuntimeLost(f"the runtime ended while model {model.name!r} was being loaded or planned")
+            model.background_child.close(ended)
+            model.child.close(ended)
             model.source.close()
             model.spares.close()
 

@@ -227,6 +227,7 @@ class PlanBuilder(ABC):
         try:
             self._publisher.publish(plan, built)
         except (AspenError, OSError, MemoryError) as error:
+            (model.background_child if plan.background else model.child).renew()  # the weights that it counts as known are gone
             self._lack(plan, _known(error))
             return
         if len(model.weight_segments) > known:  # which the other child does not know of; neither is busy while the other is

@@ -16,6 +16,7 @@ from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.replanning import often
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.wire import protocol
+from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.system import descriptors
 
@@ -89,11 +90,14 @@ class Publisher:
         self._changed()
 
     def _checked(self, model: Model, built: BuiltPlan) -> Segment:
-        """Return the plan that a planning child has sent, in a segment that the child cannot reach."""
+        """Return the plan that a planning child has sent, in a segment that the child cannot reach. PlanError where its answer does not fit
+        what came along."""
         sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
         sizes += [descriptors.fstat(fd).st_size for role, _, fd in built.received if role == "weights"]
         arena_sizes = [descriptors.fstat(fd).st_size for role, _, fd in built.received if role == "arena"]
-        sent = next(item for item in built.received if item[0] == "plan")
+        sent = next((item for item in built.received if item[0] == "plan"), None)
+        if sent is None or not all(0 <= i < len(sizes) for i in built.result.weights):
+            raise PlanError(f"model {model.name!r}: the answer of its planning process does not fit the segments that it sent")
         return child_main.checked_plan(sent, built.result, [sizes[i] for i in built.result.weights], arena_sizes, built.checked)
 
     def withdraw(self, plan: Plan) -> None:

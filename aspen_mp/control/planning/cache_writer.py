@@ -72,7 +72,10 @@ class Contents:
         self._begun = clock.time_ns()
         self._digest = b""
         self._thread = threads.Thread(target=self._compute, name="aspen-mp digest", daemon=True)
-        self._thread.start()
+        self._started = False
+        with suppress(RuntimeError):  # no thread can be had: it is computed when it is asked for
+            self._thread.start()
+            self._started = True
 
     def _compute(self) -> None:
         digests = []
@@ -87,7 +90,10 @@ class Contents:
 
     def digest(self) -> bytes:
         """Waits for it. Empty if a file could not be read, or may have changed meanwhile."""
-        self._thread.join()
+        if self._started:
+            self._thread.join()
+        else:
+            self._compute()
         with suppress(OSError):
             settled = all(max(file.stamp[3:]) + plan_cache.SETTLED_NS < self._begun for file in self.files)
             if settled and all(file_stamp.of_change(filesystem.stat(file.path)) == file.stamp for file in self.files):

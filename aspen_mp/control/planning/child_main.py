@@ -210,7 +210,12 @@ class Planner:
             if self.keeper is not None:
                 self.keeper.inspected(found)
             return found
-        return self._plan(self._opened, message, side)
+        known = self._n_segments, dict(self._directory)
+        try:
+            return self._plan(self._opened, message, side)
+        except BaseException:  # the planner process gives up what it has got for this job: it is packed again
+            self._n_segments, self._directory = known
+            raise
 
     def _plan(self, model: api.OnnxModel, message: PlanStage, side: ChildSide) -> StagePlanned:
         from aspen_mp.planner import api, stages
@@ -351,7 +356,12 @@ def _write_all(items: Sequence[WeightItem], places: list[memoryview], tell: Call
     most = min(len(processes.sched_getaffinity(0)), MOST_THREADS) if sum(map(len, places)) >= SHARED_BYTES else 1
     pool = ThreadPoolExecutor(most)
     try:
-        for done, _ in enumerate(pool.map(lambda item, place: item.write(place), items, places)):
+        written = pool.map(lambda item, place: item.write(place), items, places)
+    except RuntimeError:  # no thread can be had, or not one for each
+        pool.shutdown(cancel_futures=True)
+        written = map(lambda item, place: item.write(place), items, places)
+    try:
+        for done, _ in enumerate(written):
             if done % 16 == 0:
                 tell(done)
     finally:

@@ -486,6 +486,10 @@ class ChildSide:
                     if "without setting an exception" not in str(error):
                         raise
                     answer = JobFailed("ResourceLimitError", _too_large(MemoryError()))  # C code that found no memory says no more
+                except OSError as error:
+                    if not is_scarce(error):
+                        raise
+                    answer = JobFailed("ResourceLimitError", f"the planning process lacks descriptors or memory: {reason(error)}")
                 except RecursionError:
                     answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
                 self.send(answer)

@@ -1,7 +1,7 @@
 """Where worker processes come from: the zygote forks them, or, where there is none, they are started as new programs.
 
-A worker says HELLO with its process id before anything else. So whoever asked the zygote for one learns of it even if the zygote dies right
-after the fork. A socket that closes without a HELLO had no worker.
+A worker says HELLO with its process id before anything else, and the zygote says so on the same socket. So whoever asked the zygote for one
+learns of it even if either of them dies right after the fork. A socket that closes without a HELLO had no worker.
 """
 
 from __future__ import annotations

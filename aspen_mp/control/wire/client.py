@@ -65,7 +65,7 @@ class ControlClient:
         self._in_greenlets = greenlets() is not None
 
     def handshake(self, package: str, timeout: float | None, secret: str = "") -> tuple[protocol.Welcome, list[int]]:
-        """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away, stays silent, or does not
+        """Greets. `listen` is to follow. ProtocolError if refused; RuntimeLost if the other end goes away, stays silent, or does not
         know the `secret` of the handle (empty: of none)."""
         self._sock.settimeout(timeout)
         said = identity.challenge() if secret else ""
@@ -90,18 +90,18 @@ class ControlClient:
                             raise
                     self._sock.settimeout(None)
                     self.server_pid = message.pid
-                    self._thread = threads.Thread(target=self._read, name="aspen-mp control", daemon=True)
-                    try:
-                        start_thread(self._thread)
-                    except BaseException:
-                        self._thread = None
-                        protocol.close_all(fds)
-                        raise
                     return message, fds
         except TimeoutError:
             raise RuntimeLost(f"the runtime did not answer within {timeout or 0:g} s. `aspen-mp status` shows whether it is busy") from None
         except OSError as error:
             raise RuntimeLost(f"the runtime's planner process closed the connection: {error.strerror}") from None
+
+    def listen(self) -> None:
+        """Starts the reading thread. From now on `on_lost` and `on_stopping` may be called. ResourceLimitError where no thread can be
+        had."""
+        thread = threads.Thread(target=self._read, name="aspen-mp control", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def call(
         self,
@@ -170,6 +170,7 @@ class ControlClient:
     def _read(self) -> None:
         error: AspenError = self._gone()
         try:
+            self._deliver()  # what came together with the answer to the greeting
             while self._read_some():
                 self._deliver()
         except (ProtocolError, OSError) as caught:

@@ -1,8 +1,8 @@
 /* The build variant ASPEN_SIMULATION: a whole runtime in one thread, under a scheduler of its tests (tests/simulation).
  *
- * Planner process, clients and workers are then greenlets of one Python process. A scheduler with a seed decides which one runs, and time and
- * descriptors are virtual. So the C parts may neither block nor ask the kernel for what decides anything. Whatever of that they do goes
- * through the hooks below, which tests/simulation/native/hooks.h defines. A hook may run other greenlets before it returns.
+ * Planner process, clients and workers are then greenlets of one Python process. A scheduler with a seed decides which one runs. Time and
+ * descriptors are virtual. So the C parts may neither block, nor ask the kernel for anything that decides what happens next. They call the
+ * hooks below instead, which tests/simulation/native/hooks.h defines. A hook may run other greenlets before it returns.
  *
  * No build for users defines ASPEN_SIMULATION. Without it nothing here is compiled to any code.
  */
@@ -15,7 +15,7 @@
 #define ASPEN_SIMULATED 1
 
 extern uint64_t aspen_sim_budget;  /* Atomic operations up to the next pause. 0: no pause. */
-extern uint64_t aspen_sim_time_ns; /* What all clocks say. */
+extern uint64_t aspen_sim_time_ns; /* The time of all clocks. */
 
 void aspen_sim_pause(void); /* Others may run here, before an atomic operation. */
 void aspen_sim_spin(void);  /* The caller waits for another process, or for a time: others run, and time passes. */

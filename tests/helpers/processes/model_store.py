@@ -68,10 +68,10 @@ class Child:
         self.renewed += 1
         return not self.jobs
 
-    def close(self) -> None:
+    def close(self, error: AspenError | None = None) -> None:
         jobs, self.jobs = self.jobs, []
         for job in jobs:
-            job.on_error(AspenError("loading was cancelled"))
+            job.on_error(error or AspenError("loading was cancelled"))
 
     def retire(self) -> None:
         self.close()

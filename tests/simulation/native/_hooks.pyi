@@ -1,7 +1,7 @@
 """The hooks of the C parts that are compiled with ASPEN_SIMULATION (`shm/protocol/system/simulation.h`).
 
-There is one set of hooks for the process. A hook's function runs with the interpreter's lock. It may switch to other greenlets, except where
-it says otherwise below. An exception that leaves it ends the process with a traceback and status 70.
+There is one set of hooks for the process. A hook's function runs with the interpreter's lock. It may switch to other greenlets, unless
+`install` says otherwise. An exception that leaves it ends the process with a traceback and status 70.
 """
 
 from collections.abc import Callable
@@ -79,4 +79,3 @@ def word(address: int) -> int:
 
 def calls() -> dict[str, int]:
     """How often each hook was called, by name. Calls without a function count for `pause`, `spin` and the two of futexes only."""
-

@@ -2,8 +2,8 @@
 
     python -m tests.simulation.native.build
 
-What is compiled lies in `build/simulation`. A module whose sources are as they were is left alone. Kernels are not compiled again: the
-static libraries of the ordinary build are linked.
+The results lie in `build/simulation`. A module whose sources have not changed is left alone. Kernels are not compiled again: the static
+libraries of the ordinary build are linked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAG: Final = sys.implementation.cache_tag.removeprefix("cpython-")
 FOLDER: Final = ROOT / "build" / "simulation" / f"cp{TAG}"
 SHARED: Final = "aspen_mp.shm.bindings._shared"
 FLAGS: Final = (
-    *("-std=gnu11", "-O1", "-g1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-fno-math-errno"),
+    *("-std=gnu11", "-O1", "-g1", "-fPIC", "-w", "-ffp-contract=off", "-fno-math-errno"),
     *("-DASPEN_SIMULATION", "-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION"),
 )
 INCLUDED: Final = ("shm/protocol", "workers", "workers/kernels", "planner/coschedule", "tests/simulation/native")
@@ -77,28 +77,35 @@ def kernels() -> list[Path]:
 
 
 def layout_hash() -> str:
-    """As `CMakeLists.txt` has it."""
+    """The hash of the shared layout, as `CMakeLists.txt` makes it."""
     protocol = ROOT / "shm" / "protocol"
     return hashlib.sha256(b"".join((protocol / name).read_bytes() for name in ("layout.h", "opcodes.h"))).hexdigest()[:16]
 
 
 def _headers() -> list[Path]:
-    """What modules include, and what they take from each other."""
+    """Files that modules include or cimport."""
     found = [file for folder in INCLUDED for file in (ROOT / folder).rglob("*.h")]
     return sorted({*found, *ROOT.glob("shm/bindings/*.pxd")})
 
 
-def _compile_command(module: Module, code: Path, out: Path) -> list[str]:
+def _commands(module: Module) -> tuple[list[str], list[str], list[str]]:
+    """Commands that make C of a module, an object file of that, and a library of that."""
     import numpy
 
+    out = place(module)
+    code, target = (str(out.with_name(module.name.rpartition(".")[2] + end)) for end in (".c", ".o"))
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+    cached = [found] if (found := shutil.which("ccache")) else []
     folders = [sysconfig.get_path("include"), numpy.get_include(), *(ROOT / folder for folder in INCLUDED)]
-    ccache = [shutil.which("ccache") or ""]
-    libraries = [*map(str, kernels()), "-lm"] if module.kernels else ["-lm"]
-    definition = f"-DASPEN_LAYOUT_HASH=0x{layout_hash()}ull"
-    target = code.with_suffix(".o")
-    compile_ = [*filter(None, ccache), compiler, *FLAGS, definition, *(f"-I{folder}" for folder in folders), "-c", str(code), "-o", str(target)]
-    return [*compile_, "&&", compiler, "-shared", str(target), *libraries, "-o", str(out)]
+    options = [*FLAGS, f"-DASPEN_LAYOUT_HASH=0x{layout_hash()}ull", *(f"-I{folder}" for folder in folders)]
+    libraries = [str(file) for file in kernels()] if module.kernels else []
+    shared = [] if module is HOOKS else ["--shared", SHARED]
+    cython = [sys.executable, "-m", "cython", "-3", "-I", str(TREE), *shared]
+    return (
+        [*cython, "--module-name", module.name, str(ROOT / module.source), "-o", code],
+        [*cached, compiler, *options, "-c", code, "-o", target],
+        [compiler, "-shared", target, *libraries, "-lm", "-o", str(out)],
+    )
 
 
 def _run(command: list[str]) -> None:
@@ -108,31 +115,26 @@ def _run(command: list[str]) -> None:
 
 
 def _compile(module: Module, common: bytes) -> bool:
-    """Compiles a module, unless it was compiled from the same. Whether it did."""
+    """Compile a module, unless that was done from the same sources. Returns whether it was compiled. `common`: what all modules include."""
     out = place(module)
-    code = out.with_name(f"{module.name.rpartition('.')[2]}.c")
-    command = _compile_command(module, code, out)
-    linked = [str(file.stat()) for file in kernels()] if module.kernels else []
-    digest = hashlib.sha256(repr((command, linked)).encode() + (ROOT / module.source).read_bytes() + common).hexdigest()
+    commands = _commands(module)
+    linked = [(file.stat().st_mtime_ns, file.stat().st_size) for file in kernels()] if module.kernels else []
+    digest = hashlib.sha256(repr((commands, linked)).encode() + (ROOT / module.source).read_bytes() + common).hexdigest()
     stamp = out.with_suffix(".stamp")
     if out.exists() and stamp.exists() and stamp.read_text() == digest:
         return False
     out.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    out.unlink(missing_ok=True)  # who has it loaded keeps it
-    shared = ["--shared", SHARED] if module.name.startswith("aspen_mp") else []
-    source = str(ROOT / module.source)
-    _run([sys.executable, "-m", "cython", "-3", "-I", str(TREE), *shared, "--module-name", module.name, source, "-o", str(code)])
-    at = command.index("&&")
-    _run(command[:at])
-    _run(command[at + 1 :])
+    out.unlink(missing_ok=True)  # a process that has loaded it keeps it
+    for command in commands:
+        _run(command)
     stamp.write_text(digest)
     return True
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Processes that want the same wait for the one that compiles it."""
+    """One process compiles at a time."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

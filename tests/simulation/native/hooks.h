@@ -1,8 +1,8 @@
 /* The hooks of shm/protocol/system/simulation.h: each one calls a Python function, which may run other greenlets before it returns.
  *
  * C code calls them with the interpreter's lock or without. A greenlet switches only while the lock is held, and each one releases exactly
- * what it has taken. So the counts of PyGILState come out right, in whatever order greenlets go on. What belongs to a thread and is not
- * saved by greenlets is saved here: the budget, errno and the exception that is on its way.
+ * what it has taken. So the counts of PyGILState come out right, in whatever order greenlets go on. Greenlets do not save all that belongs
+ * to a thread. The rest is saved here: the budget, errno and the exception that is on its way.
  *
  * Nobody pauses while a hook's function runs, unless it sets a budget: what schedules is not scheduled.
  */
@@ -37,7 +37,7 @@ static PyObject *hook_functions[N_HOOKS]; /* NULL: none. */
 static uint64_t hook_calls[N_HOOKS];
 static uint64_t budgets_set;
 
-/* What a call has found, and leaves behind. */
+/* The state of the caller. */
 struct hook_call {
   PyGILState_STATE gil;
   PyObject *type, *value, *traceback;
@@ -229,7 +229,7 @@ void aspen_sim_unmapped(const void *base, size_t nbytes) {
   if (!place_cut((uintptr_t)base, (uintptr_t)base + nbytes)) hook_lacks_memory();
 }
 
-/* Puts memory that nobody may touch over a mapping. Its addresses stay taken, because an object may unmap them later. 0, or -1 with errno. */
+/* Puts memory that nobody may touch over a mapping. Its addresses stay taken, because an object may unmap them later. 0, or -1: errno. */
 static int hook_vacate(void *base, size_t nbytes) {
   if (mmap(base, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) return -1;
   if (!place_cut((uintptr_t)base, (uintptr_t)base + nbytes)) hook_lacks_memory();

@@ -1,5 +1,7 @@
 """Puts the modules that are compiled for simulations in place of the ordinary ones.
 
+`tests` has to be on the path.
+
     from simulation.native import modules
     modules.enable()  # before anything of aspen_mp is imported
     from simulation.native import _hooks

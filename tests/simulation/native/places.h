@@ -1,4 +1,4 @@
-/* Which file is mapped where, in all simulated processes: an address of the one real process becomes a place in a file. */
+/* A table of the files that simulated processes have mapped: an address of the one real process becomes a place in a file. */
 #ifndef ASPEN_PLACES_H
 #define ASPEN_PLACES_H
 #include <stdint.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from simulation import story
+from simulation import story, weather
 from simulation.serving import maintainer, visitors
 from simulation.serving.contents import kinds
 from simulation.serving.judgement import Judge
@@ -76,6 +76,9 @@ class ServeStory(story.Story):
             wanted, share = choices.chance(0.3), choices.uniform()
             if wanted and self.options.trouble and kind not in self.options.without:
                 choices.trouble.rates[kind] = low * (high / low) ** share
+
+    def _draw_weather(self) -> weather.Weather:
+        return weather.Weather(self.world, (), 1.0)
 
     # ---- processes
 

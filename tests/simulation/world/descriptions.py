@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -274,12 +275,23 @@ class Watch(Description):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.number = world.count("watch")
         self.events: deque[bytes] = deque()
         self.folders: dict[tuple[int, int], int] = {}
         """By device and number of a folder: which events are wanted."""
 
     def ready(self) -> int:
         return POLLIN if self.events else 0
+
+    def tell(self, folder: tuple[int, int], mask: int, name: str) -> None:
+        """A name has come to a folder or gone from it."""
+        if folder in self.folders:
+            text = os.fsencode(name) + b"\0" * (16 - len(name) % 16)
+            self.events.append(struct.pack("iIII", self.folders[folder], mask, 0, len(text)) + text)
+            self.changed()
+
+    def release(self) -> None:
+        self.world.watches.discard(self)
 
 
 def real_number(number: int) -> bool:

@@ -17,6 +17,8 @@ class History:
 
     def __init__(self, keep: bool = False, tell: Callable[[str], object] | None = None) -> None:
         self.clock: Callable[[], int] = lambda: 0
+        self.hidden = ""
+        """A folder whose name differs from run to run."""
         self.lines: list[str] = []
         self.marks: Counter[str] = Counter()
         self.notes = 0
@@ -25,6 +27,8 @@ class History:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def note(self, what: str, detail: str = "") -> None:
+        if self.hidden and self.hidden in detail:
+            detail = detail.replace(self.hidden, "~")
         line = f"{self.clock() / 1e9 - 1000:12.6f}  {what}{' ' if detail else ''}{detail}"
         self.notes += 1
         self._hash.update(line.encode())

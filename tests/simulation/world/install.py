@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,9 +52,10 @@ def _replace(module: ModuleType, names: dict[str, Any]) -> None:
 
 def install(world: World) -> None:
     """Replace the names of all rooms. The rest of this process belongs to the world."""
+    weakref.WeakSet = isolation.WeakSet  # type: ignore[misc]
     (world.folder / "run").mkdir(mode=0o700, exist_ok=True)
     os.environ.update(environment(world.folder))
-    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads
+    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads, watches
     from aspen_mp.system import sockets as own_sockets
 
     _replace(clock, rooms.clock(world))
@@ -61,6 +63,7 @@ def install(world: World) -> None:
     _replace(filesystem, rooms.filesystem(world))
     _replace(processes, {name: value for name, value in rooms.processes(world).items() if name != "_begin"})
     _replace(signals, rooms.signals(world))
+    _replace(watches, rooms.watches(world))
     _replace(randomness, rooms.randomness(world))
     _replace(own_threads, threads.make(world))
     _replace(own_sockets, sockets.make(world))

@@ -32,15 +32,42 @@ def _descriptors() -> Any:
     return Descriptors()
 
 
+class WeakSet(weakref.WeakSet[Any]):
+    """As that of the standard library, but in the order in which things came: that of addresses differs from run to run."""
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__()
+        self.data = Ordered()  # type: ignore[assignment]
+        for each in data or ():
+            self.add(each)
+
+
+class Ordered(dict[Any, None]):
+    """A dictionary with the methods of a set that `WeakSet` needs."""
+
+    def add(self, key: Any) -> None:
+        self[key] = None
+
+    def discard(self, key: Any) -> None:
+        self.pop(key, None)
+
+    def remove(self, key: Any) -> None:
+        del self[key]
+
+    def copy(self) -> Ordered:
+        return Ordered(self)
+
+
 OWN: Final[list[tuple[str, str, Callable[[], Any] | None]]] = [
-    ("aspen_mp.client.link", "_links", weakref.WeakSet),
+    ("aspen_mp.client.link", "_links", WeakSet),
     ("aspen_mp.client.link", "_by_address", weakref.WeakValueDictionary),
     ("aspen_mp.client.link", "_by_address_lock", _lock("Lock")),
-    ("aspen_mp.client.runtime", "_live", weakref.WeakSet),
+    *[("aspen_mp.client.deadlines:deadlines", name, None) for name in ("_times", "_late", "_thread", "_changed", "_numbers")],
+    ("aspen_mp.client.runtime", "_live", WeakSet),
     ("aspen_mp.client.requests.zero_copy", "_files", weakref.WeakKeyDictionary),
     ("aspen_mp.client.requests.stage", "_numbers", lambda: itertools.count(1)),
     ("aspen_mp.client.requests.stage", "_regions", _lock("RLock")),
-    ("aspen_mp.client.requests.stage", "_stages", weakref.WeakSet),
+    ("aspen_mp.client.requests.stage", "_stages", WeakSet),
     ("aspen_mp.control.wire.child_reaper", "_zombies", list),
     ("aspen_mp.workers.process", "_limit", int),
     ("aspen_mp.workers.fallback.interrupt", "_unwanted", None),
@@ -71,8 +98,13 @@ ANEW: Final = {"_links", "_by_address", "_by_address_lock", "_live", "_files", "
 """Variables that are empty in a forked child, which is none of a client's here."""
 
 
-def _place(module: str, name: str, make: Callable[[], Any] | None) -> tuple[dict[str, Any], str, Callable[[], Any]]:
+def _place(where: str, name: str, make: Callable[[], Any] | None) -> tuple[dict[str, Any], str, Callable[[], Any]]:
+    """The dictionary in which a variable lies: a module's, or of an object in it. An object's begin as in a new one."""
+    module, _, thing = where.partition(":")
     values = importlib.import_module(module).__dict__
+    if thing:
+        owner = values[thing]
+        return owner.__dict__, name, make or (lambda: type(owner)().__dict__[name])
     initial = values[name]
     return values, name, make or (lambda: initial)
 

@@ -119,13 +119,19 @@ class Native:
 
     def _unmapped(self, base: int, nbytes: int) -> None:
         for mappings in self._mappings.values():
-            if mappings.pop(base, None) is not None:
+            if base in mappings:
+                for at in [at for at in mappings if base <= at < base + nbytes]:  # files that were mapped over parts of it, too
+                    del mappings[at]
                 return
 
     def ended(self, process: Process) -> None:
         """Memory of a process that is gone is given back."""
         for base, nbytes in self._mappings.pop(process.pid, {}).items():
             _hooks.vacate(base, nbytes)
+
+    def mapped(self, process: Process) -> int:
+        """How many mappings a process has."""
+        return len(self._mappings.get(process.pid, {}))
 
     def mapped_bytes(self) -> int:
         """Bytes that living processes have mapped."""

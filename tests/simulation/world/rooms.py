@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, real_number
+from simulation.world.descriptions import EventFd, PidFd, RealFile, Stream, Watch, real_number
 from simulation.world.processes import Process
 from simulation.world.world import World, never
 
@@ -147,7 +147,7 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
                 description.waiters.wait("data of a pipe")
             return found[0]
         if description.kind == "inotify":
-            events = getattr(description, "events")
+            events = description.events
             while not events:
                 if not description.blocking:
                     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -318,7 +318,7 @@ def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
             world.enter(name)
             found = function(world.path(path), *arguments, **named)
             if changes:
-                world.folder_changed()
+                world.folder_changed(path, arguments, named)
             return found
 
         return call
@@ -528,6 +528,23 @@ def signals(world: World) -> dict[str, Any]:
     return {"alarm": alarm, "set_wakeup_fd": set_wakeup_fd, "signal": signal}
 
 
+def watches(world: World) -> dict[str, Any]:
+    def init() -> int:
+        process = world.enter("inotify_init")
+        world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
+        return process.add(Watch(world))
+
+    def add_watch(number: int, folder: Any, events: int) -> None:
+        process = world.enter("inotify_add_watch")
+        watch = process.get(number)
+        assert isinstance(watch, Watch)
+        about = os.stat(folder)
+        watch.folders[(about.st_dev, about.st_ino)] = len(watch.folders) + 1
+        world.watches.add(watch)
+
+    return {"init": init, "add_watch": add_watch}
+
+
 def randomness(world: World) -> dict[str, Any]:
     return {"urandom": lambda n: world.choices.bytes(n)}
 
@@ -542,14 +559,14 @@ def worker_process(world: World) -> dict[str, Any]:
             process.exit(0)
             never()
 
-    def fork_sibling(child: Callable[[], NoReturn]) -> None:
+    def fork_sibling(child: Callable[[], NoReturn]) -> int:
         process = world.enter("fork")
         world.scarce("a process", errno.EAGAIN, errno.ENOMEM)
         parent = process.parent
         if parent is None:
             raise OSError(errno.EINVAL, "Invalid argument")
         begin = processes(world)["_begin"]
-        begin(parent, process, "worker", child)
+        return begin(parent, process, "worker", child)  # type: ignore[no-any-return]
 
     return {
         "die_with": die_with,

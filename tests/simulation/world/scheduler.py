@@ -84,6 +84,7 @@ class Scheduler:
         self.current: Task | None = None
         self.slices: Counter[str] = Counter()
         self.on_switch: Callable[[Task], object] = lambda task: None
+        self.on_slice: Callable[[Task], object] = lambda task: None
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
         self._clock = clock
@@ -209,6 +210,7 @@ class Scheduler:
         self.slices[f"{task.process.name}/{task.name}: {task.waits}"] += 1
         task.state = RUNNING
         self.current = task
+        self.on_slice(task)
         self.on_switch(task)
         self.before()
         task.greenlet.switch()

@@ -14,33 +14,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from simulation.world import descriptions, loops
-from simulation.world.descriptions import Stream, Watch, real_number
+from simulation.world.descriptions import Stream, real_number
 from simulation.world.world import World
 
 
 class Folders:
-    """Folders that somebody watches."""
+    """Folders whose entries change without a call of the product."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._watches: list[Watch] = []
-
-    def init(self) -> int:
-        import errno
-
-        process = self._world.enter("inotify_init")
-        self._world.scarce("a watch", errno.EMFILE)
-        watch = Watch(self._world)
-        watch.blocking = False
-        self._watches.append(watch)
-        return process.add(watch)
-
-    def add_watch(self, fd: int, folder: Any, events: int) -> None:
-        self._world.enter("inotify_add_watch")
-        watch = self._world.here.get(fd)
-        assert isinstance(watch, Watch)
-        about = os.stat(folder)
-        watch.folders[about.st_dev, about.st_ino] = events
 
     def changed(self, folder: Path, event: int) -> None:
         """Something has happened to an entry of a folder."""
@@ -48,10 +30,19 @@ class Folders:
             about = os.stat(folder)
         except FileNotFoundError:
             return
-        for watch in self._watches:
-            if watch.references and watch.folders.get((about.st_dev, about.st_ino), 0) & event:
-                watch.events.append(struct.pack("iIII", 1, event, 0, 0))
-                watch.changed()
+        for watch in sorted(self._world.watches, key=lambda watch: watch.number):
+            watch.tell((about.st_dev, about.st_ino), event, "entry")
+
+
+def _init(world: World, init: Any) -> Any:
+    """Watches of a server do not block."""
+
+    def nonblocking() -> int:
+        number = init()
+        world.here.get(number).blocking = False
+        return int(number)
+
+    return nonblocking
 
 
 class Signals(ModuleType):
@@ -135,7 +126,7 @@ def install(world: World, live: Any) -> Folders:
     from aspen_mp.system import clock, descriptors, filesystem, processes, watches
 
     folders = Folders(world)
-    watches.init, watches.add_watch = folders.init, folders.add_watch
+    watches.init = _init(world, watches.init)
     descriptors.ioctl = _ioctl(world)
     descriptors.readv = _readv(world, descriptors.readv)
     temporary = world.folder / "tmp"

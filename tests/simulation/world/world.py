@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from simulation.world.choices import Choices
 from simulation.world import descriptions
-from simulation.world.descriptions import Description, EventFd, Listener, Stream, real_number
+from simulation.world.descriptions import Description, EventFd, Listener, Stream, Watch, real_number
 from simulation.world.history import History
 from simulation.world.processes import Process
 from simulation.world.scheduler import Scheduler, Task, Waiters
@@ -41,8 +41,12 @@ class World:
         self.real: dict[int, int] = {}
         self.most_descriptors = 4096
         self.folder = Path(tempfile.mkdtemp(prefix="aspen-sim-"))
+        history.hidden = str(self.folder)
         self.violations: list[str] = []
         self.memory_bytes = 8 << 30
+        self.missing: set[int] = set()
+        """Cores that no process may use now."""
+        self.watches: set[Watch] = set()
         self.locks = Waiters(self.scheduler)
         self.names: dict[object, Listener] = {}
         self.wall_offset_ns = 1_600_000_000_000_000_000
@@ -201,10 +205,20 @@ class World:
 
     @property
     def online(self) -> set[int]:
-        return set(range(self.cpus))
+        return set(range(self.cpus)) - self.missing
 
-    def folder_changed(self) -> None:
-        """A name has come or gone."""
+    def folder_changed(self, path: Any, arguments: Any, named: dict[str, Any]) -> None:
+        """A name has come or gone: rename and unlink tell of it."""
+        old = ("src_dir_fd", "dir_fd")
+        self._tell_watches(path, next((named[name] for name in old if name in named), None), 0x40 if arguments else 0x200)
+        if arguments:
+            self._tell_watches(arguments[0], named.get("dst_dir_fd"), 0x80)
+
+    def _tell_watches(self, path: Any, folder: int | None, mask: int) -> None:
+        head, name = os.path.split(os.fspath(path))
+        about = os.fstat(folder) if folder is not None and not head else os.stat(head or ".")
+        for watch in sorted(self.watches, key=lambda watch: watch.number):
+            watch.tell((about.st_dev, about.st_ino), mask, name)
 
     def kind_of(self, child: Callable[[], object]) -> str:
         """What a forked process is, by the function that it runs."""

@@ -206,7 +206,8 @@ def test_a_plan_that_cannot_be_published() -> None:
 
     maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _lack=lambda plan, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    PlanBuilder.publish(maker, SimpleNamespace(model=SimpleNamespace(weight_segments=[])), BuiltPlan(result, []))  # type: ignore[arg-type]
+    model = SimpleNamespace(weight_segments=[], child=SimpleNamespace(renew=lambda: True))
+    PlanBuilder.publish(maker, SimpleNamespace(model=model, background=False), BuiltPlan(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 

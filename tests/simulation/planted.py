@@ -1,0 +1,226 @@
+"""Faults that histories have to find: each is a change of a product's source, made while the module is imported.
+
+`python -m tests.simulation --plant NAME --minutes 10` looks for one. The list says which were really there once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A fault. `old` stands once in the module's source. `was`: what was really wrong before; empty: this was never there."""
+
+    module: str
+    old: str
+    new: str
+    what: str
+    was: str = ""
+
+
+CONTROL: Final = "aspen_mp.control"
+CLIENT: Final = "aspen_mp.client"
+FAULTS: Final[dict[str, Planted]] = {
+    "heard-before-whole": Planted(
+        f"{CONTROL}.wire.client",
+        "                    self.server_pid = message.pid\n",
+        "                    self.server_pid = message.pid\n                    self.listen()\n                    self.listen = lambda: None\n",
+        "a client's reading thread starts before its session is whole",
+        "a client whose runtime ended while it connected lost its reading thread",
+    ),
+    "news-with-the-welcome": Planted(
+        f"{CONTROL}.wire.client",
+        "            self._deliver()  # what came together with the answer to the greeting\n",
+        "",
+        "what comes in one piece with the answer to the greeting is not heard",
+        "the news that a runtime stops could be missed so",
+    ),
+    "number-of-another-runtime": Planted(
+        f"{CLIENT}.residence",
+        "            self.own = self._new_tree(place)\n",
+        "            self.own = self._new_tree(way.session())\n            self.address = way.address\n",
+        "a model's number is used in the runtime that came after the one that gave it",
+        "requests of a model that was loaded just before its runtime was lost failed, or met another model",
+    ),
+    "cancelled-at-the-end": Planted(
+        f"{CONTROL}.models.model_store",
+        "            ended = RuntimeLost(",
+        "            ended = AspenError(",
+        "loads that the end of a runtime cuts off fail instead of going to the next runtime",
+        "handles with retry got the error 'loading was cancelled'",
+    ),
+    "child-lacks-descriptors": Planted(
+        f"{CONTROL}.planning.planner_child",
+        "                    if not is_scarce(error):\n                        raise\n                    answer",
+        "                    raise\n                    answer",
+        "a planning child that lacks descriptors says 'internal error'",
+        "the same",
+    ),
+    "thread-of-deadlines": Planted(
+        f"{CLIENT}.deadlines",
+        "                start_thread(thread)\n                self._thread = thread\n",
+        "                self._thread = thread\n                thread.start()\n",
+        "once no thread for deadlines could be had, none is ever started",
+        "the same",
+    ),
+    "pool-without-threads": Planted(
+        f"{CLIENT}.requests.stage_tree",
+        "            submit(self._drivers, drive)\n",
+        "            self._drivers.submit(drive)\n",
+        "where a pool can have no thread, users get a bare RuntimeError",
+        "the same",
+    ),
+    "segment-that-is-left": Planted(
+        f"{CLIENT}.requests.memory",
+        "            self._leave -= unused.keys()  # the next segment may get such a number\n",
+        "",
+        "a number of a data segment that went is still avoided when it comes again",
+        "allocations failed with a bare AssertionError",
+    ),
+    "waiters-of-a-stopped-plan": Planted(
+        f"{CONTROL}.models.plan_requests",
+        "        plan.model.background_child.close()\n        for asker in waiters:\n            self._ask_again(plan.model, asker)\n",
+        "        plan.model.background_child.close()\n",
+        "who waits for a background plan that is stopped is forgotten",
+        "a client that waited for a plan begun ahead of requests could wait for ever",
+    ),
+    "run-folder-in-between": Planted(
+        f"{CONTROL}.wire.run_directory",
+        "        with suppress(FileNotFoundError):  # somebody, a cleaner of temporary files say, removed it in between: it is made again\n            return _open(where)\n",
+        "        return _open(where)\n",
+        "a run directory that is removed between two calls fails a launch",
+        "the same",
+    ),
+    "listener-never-rests-well": Planted(
+        f"{CONTROL}.wire.listener",
+        "        self._loop.later(REST_S, again)\n",
+        "",
+        "after a shortage of descriptors nobody is accepted any more",
+    ),
+    "answers-stay-behind": Planted(
+        f"{CONTROL}.wire.connection",
+        "            self._loop.watch_writable(self._sock.fileno(), self._flush)\n            return\n",
+        "            return\n",
+        "an answer that does not fit into the socket at once stays there",
+    ),
+    "deadline-of-frames": Planted(
+        f"{CONTROL}.wire.connection",
+        "        if self.greeted and self._deadline is not None and (completed or not self._receiver.partial):\n",
+        "        if self.greeted and self._deadline is not None and not self._receiver.partial:\n",
+        "the time limit of one frame counts for those after it",
+    ),
+    "calls-after-the-loss": Planted(
+        f"{CONTROL}.wire.client",
+        "        for call in calls:\n            call.answer = fresh(lost)\n            call.done.set()\n",
+        "",
+        "calls that wait when the runtime is lost wait for ever",
+    ),
+    "part-of-a-frame": Planted(
+        f"{CONTROL}.wire.protocol",
+        "            if len(self._bytes) < end:\n                break\n",
+        "            if len(self._bytes) < end - 1:\n                break\n",
+        "a frame that lacks its last byte counts as whole",
+    ),
+    "reaped-never": Planted(
+        f"{CONTROL}.wire.event_loop",
+        "            self.later(SCARCE_S, lambda: self.reap(pid, then))\n            return\n",
+        "            return\n",
+        "a child whose end could not be watched for want of a descriptor is never reaped",
+    ),
+    "recovery-looks-once": Planted(
+        f"{CONTROL}.pool.recovery",
+        "            self._look_in(left if left > 0 else AGAIN_S)\n",
+        "            pass\n",
+        "a recovery that waits for a worker to park never looks again",
+    ),
+    "dead-are-not-replaced": Planted(
+        f"{CONTROL}.pool.recovery",
+        "        if delay:\n            self.loop.later(delay, self._start)\n        else:\n            self._start()\n",
+        "",
+        "workers that died are not replaced",
+    ),
+    "twins-waiters": Planted(
+        f"{CONTROL}.models.plan_states",
+        "                return M.GONE, (HandOver(event.other), Drop())\n",
+        "                return M.GONE, (Drop(),)\n",
+        "who waits for a model that is the same as a loaded one is forgotten",
+    ),
+    "relieved-never": Planted(
+        f"{CONTROL}.models.plan_builder",
+        "        if not self.eviction.relieve(partial(self.send, plan, Relieved())):\n",
+        "        if not self.eviction.relieve(lambda: None):\n",
+        "a plan for which memory was made is not tried again",
+    ),
+    "memory-of-who-left": Planted(
+        f"{CONTROL}.models.model_store",
+        "        if not model.users and not model.waiting:\n            self.send(model, Left())\n",
+        "        pass\n",
+        "models that nobody uses any more stay loaded",
+    ),
+    "look-before-the-watch": Planted(
+        f"{CONTROL}.wire.arrivals",
+        "            elif clock.monotonic() < until:  # what happened before this watch began the next attempt sees\n                stack.close()\n                watch = stack.enter_context(Watch())\n",
+        "            elif clock.monotonic() < until:\n                stack.close()\n                watch = stack.enter_context(Watch())\n                if not watch.wait(until - clock.monotonic(), stop):\n                    break\n",
+        "a runtime that comes between the look and the watch is not seen",
+    ),
+    "damaged-plans": Planted(
+        f"{CONTROL}.planning.plan_cache",
+        "            if hashlib.sha256(body).digest() != digest:\n",
+        "            if not digest:\n",
+        "a damaged file of the plan cache is used",
+    ),
+    "quiet-never": Planted(
+        f"{CLIENT}.link",
+        "        if not any(handle.in_flight for handle in handles):\n            session.quiet()\n",
+        "        pass\n",
+        "a runtime that stops is not told that its clients are quiet, so that it always waits for its grace period",
+    ),
+}
+"""By name, in the order in which they are tried."""
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module from its changed source."""
+
+    def __init__(self, name: str, path: str, fault: Planted) -> None:
+        super().__init__(name, path)
+        self._fault = fault
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        text = self.get_data(path).decode()
+        if text.count(self._fault.old) != 1:
+            raise RuntimeError(f"{path} does not hold the source that the planted fault replaces, or more than once")
+        return self.source_to_code(text.replace(self._fault.old, self._fault.new).encode(), path)
+
+
+class _Finder:
+    def __init__(self, fault: Planted) -> None:
+        self._fault = fault
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._fault.module:
+            return None
+        found = PathFinder.find_spec(name, path)
+        for finder in sys.meta_path:
+            if found is None and finder is not self and hasattr(finder, "find_spec"):
+                found = finder.find_spec(name, path, target)
+        if found is None or found.origin is None:
+            raise RuntimeError(f"{name} is not a module of Python source")
+        return importlib.util.spec_from_file_location(name, found.origin, loader=_Loader(name, found.origin, self._fault))
+
+
+def plant(name: str) -> None:
+    """Have the fault in the product from now on. Before anything of it is imported."""
+    fault = FAULTS[name]
+    if fault.module in sys.modules:
+        raise RuntimeError(f"{fault.module} has been imported already")
+    finder: Any = _Finder(fault)
+    sys.meta_path.insert(0, finder)

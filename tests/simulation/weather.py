@@ -1,0 +1,111 @@
+"""What happens to a machine from outside: signals, cores that come and go, memory that gets short, files that are damaged, clocks that jump."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from simulation.world.world import World
+
+KINDS: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock")
+"""Kinds of events. A history has some of them."""
+MOST_KILLED: Final = ("worker", "worker", "worker", "planner", "client", "zygote", "plan", "cache")
+"""Kinds of processes that are killed, as often as they stand here."""
+
+
+class Weather:
+    """Brings events at moments that chance draws, until `stop`."""
+
+    def __init__(self, world: World, kinds: tuple[str, ...], mean_s: float) -> None:
+        """`mean_s`: virtual seconds between two events, on average."""
+        self._world = world
+        self.kinds = kinds
+        self._mean_ns = int(mean_s * 1e9)
+        self._over = False
+        self._ends: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        if self.kinds:
+            self._next()
+
+    def stop(self) -> None:
+        """Bring no more, and end what lasts."""
+        self._over = True
+        for end in self._ends:
+            end()
+        self._ends.clear()
+
+    def _next(self) -> None:
+        self._world.scheduler.later(1 + int(self._mean_ns * 2 * self._world.choices.uniform()), self._come)
+
+    def _come(self) -> None:
+        if self._over:
+            return
+        kind = self._world.choices.pick(self.kinds)
+        getattr(self, f"_{kind.replace('-', '_')}")()
+        self._next()
+
+    def _one(self, kind: str):  # type: ignore[no-untyped-def]
+        alive = self._world.alive(kind)
+        return self._world.choices.pick(alive) if alive else None
+
+    def _kill_anyone(self) -> None:
+        victim = self._one(self._world.choices.pick(MOST_KILLED))
+        if victim is not None:
+            self._world.history.note(f"{victim.name} is killed")
+            victim.exit(signal.SIGKILL)
+
+    def _stop_anyone(self) -> None:
+        victim = self._one(self._world.choices.pick(("worker", "worker", "planner", "client", "zygote")))
+        if victim is not None and not victim.stopped:
+            self._world.history.note(f"{victim.name} is stopped for a while")
+            victim.stop()
+            self._world.scheduler.later(self._world.choices.between(1_000_000, 4_000_000_000), victim.go_on)
+
+    def _end_planner(self) -> None:
+        victim = self._one("planner")
+        if victim is not None:
+            self._world.history.note(f"{victim.name} gets SIGTERM")
+            victim.deliver(signal.SIGTERM)
+
+    def _cores(self) -> None:
+        world = self._world
+        if world.missing:
+            world.missing.clear()
+        else:
+            world.missing.update({world.choices.below(world.cpus) for _ in range(world.choices.between(1, world.cpus - 1))})
+            if len(world.missing) == world.cpus:
+                world.missing.pop()
+        world.history.note("cores", f"{sorted(world.online)} are there")
+        self._ends.append(world.missing.clear)
+
+    def _memory(self) -> None:
+        world = self._world
+        whole = 8 << 30
+        world.memory_bytes = whole if world.memory_bytes != whole else world.choices.pick((64 << 20, 4 << 20, 256 << 10))
+        world.history.note("memory", f"{world.memory_bytes >> 10} KiB are free")
+        self._ends.append(lambda: setattr(world, "memory_bytes", whole))
+
+    def _cache(self) -> None:
+        files = sorted(file for file in Path(self._world.folder / "cache").rglob("*") if file.is_file())
+        if not files:
+            return
+        file = self._world.choices.pick(files)
+        how = self._world.choices.below(3)
+        self._world.history.note(f"a {file.suffix or 'nameless'} file of the cache", ("vanishes", "is cut short", "is damaged")[how])
+        if how == 0:
+            file.unlink()
+        elif how == 1:
+            os.truncate(file, self._world.choices.below(file.stat().st_size + 1))
+        else:
+            data = bytearray(file.read_bytes())
+            if data:
+                data[self._world.choices.below(len(data))] ^= 1 << self._world.choices.below(8)
+                file.write_bytes(data)
+
+    def _clock(self) -> None:
+        self._world.wall_offset_ns += self._world.choices.between(-86_400, 86_400) * 1_000_000_000
+        self._world.history.note("the clock of the wall jumps")
