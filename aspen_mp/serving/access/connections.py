@@ -186,7 +186,8 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._in_headers = False
         self._in_message = False  # whether its headers have begun, and its body has not ended
-        self._seen = 0
+        self._seen = 0  # bytes of the headers that are being read
+        self._begun = 0  # requests that have begun in the bytes that were read last
         self._refused = False
         self._too_large = False
         self._timer: asyncio.TimerHandle | None = None
@@ -385,15 +386,17 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
+        before, self._begun = self._in_message, 0
         super().data_received(data)
-        if self._in_headers and not self._refused:
-            self._seen += len(data)
+        if self._in_headers and not self._refused and (not self._begun or (self._begun == 1 and not before)):
+            self._seen += len(data)  # all of it belongs to this head, nothing to a request before it
             if self._seen > self.limits.header:
                 self._refuse(431, f"the headers have more than {self.limits.header} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = self._in_message = True
+        self._begun += 1
         self._left = 0
         self._seen = 0
         if self._timer is None:

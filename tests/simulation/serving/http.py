@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +71,8 @@ class Connection:
         try:
             self._connect(outcome)
         except OSError as error:
-            outcome.how = "late" if isinstance(error, TimeoutError) else "refused"
+            scarce = error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS}  # the visitor's own trouble
+            outcome.how = "left" if scarce else "late" if isinstance(error, TimeoutError) else "refused"
             return self._over(outcome)
         try:
             self._send(data, cuts, pause_s, leave, outcome)

@@ -193,8 +193,10 @@ class Judge:
         for life in self.story.servers.lives:
             if life.lost and since <= life.ended <= outcome.ended + S:
                 return True
-            if any(since <= died <= outcome.ended + S for died in life.deaths if died < life.term):
+            if any(since <= died <= outcome.ended + S for died in life.deaths):
                 return True
+            if not life.ready and life.term <= outcome.ended and life.listens <= since <= life.ended:
+                return True  # it was told to end before it served anybody
             if life.refused <= outcome.ended and life.listens <= since <= life.ended:
                 return not self._is_owed(life, outcome)
         return outcome.idle_s > 60 or (slow and "stop-process" in rates)
@@ -204,8 +206,6 @@ class Judge:
         soon = life.refused + int(LAST_S * S)
         if "stop-process" in self.story.choices.trouble.rates:
             soon = life.refused
-        if any(died <= outcome.ended for died in life.deaths if died < life.refused + int(self.story.settings.grace_s * S)):
-            pass  # front ends that have nothing left end early: that is no reason
         return outcome.connected < life.refused and 0 < outcome.sent < soon and outcome.ended < life.refused + int(self.story.settings.grace_s * S)
 
     # ---- the sums
@@ -213,7 +213,7 @@ class Judge:
     def check_counts(self) -> None:
         """The ledger has what visitors saw."""
         for life in self.story.servers.lives:
-            if life.counts is None or any(died < life.refused for died in life.deaths) or self.story.visitors_lost:
+            if life.counts is None or life.deaths or self.story.visitors_lost:
                 continue
             seen = Counter(version for at, version in self.succeeded if life.listens <= at <= life.ended)
             unknown = Counter(name for at, name in self.unknown if life.listens <= at <= life.ended + S)

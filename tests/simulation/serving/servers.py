@@ -44,7 +44,7 @@ class Life:
         ended: When its supervisor had ended.
         lost: Whether the supervisor was killed.
         reached: (time, number): the least catalogue that a front end may have served since then.
-        deaths: When front ends ended before they were told to.
+        deaths: When front ends were killed or failed.
         counts: {version: (succeeded, failed, pending)} of the ledger at the end.
     """
 
@@ -176,6 +176,8 @@ def observed_supervisor(story: ServeStory, life: Life) -> Any:
     from aspen_mp.serving.supervisor import Supervisor
 
     class Observed(Supervisor):
+        observed_ledger = -1
+
         def _tell_all(self) -> None:
             super()._tell_all()
             self._note()
@@ -192,13 +194,13 @@ def observed_supervisor(story: ServeStory, life: Life) -> Any:
                 self._note()
             made = await super()._start(ledger, part)
             made.seen = 0
-            story.world.processes[made.process.pid].at_end.append(lambda process: self._died())
+            story.world.processes[made.process.pid].at_end.append(self._died)
             return made
 
-        def _died(self) -> None:
-            if not self._stopping.is_set() or self._number == 0:
+        def _died(self, process: Any) -> None:
+            if process.status:
                 story.history.sometimes("a front end died")
-            life.deaths.append(story.world.scheduler.now)
+                life.deaths.append(story.world.scheduler.now)
 
         async def _notify(self) -> None:
             numbers = []
@@ -227,7 +229,8 @@ def observed_supervisor(story: ServeStory, life: Life) -> Any:
                 await super()._end()
             finally:
                 module.refuse = refuse
-            life.counts = read_ledger(self.observed_ledger)
+            if self.observed_ledger >= 0:
+                life.counts = read_ledger(self.observed_ledger)
 
     return Observed
 

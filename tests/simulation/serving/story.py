@@ -9,7 +9,7 @@ from simulation import story, weather
 from simulation.serving import maintainer, visitors
 from simulation.serving.contents import kinds
 from simulation.serving.judgement import Judge
-from simulation.serving.servers import Servers, Settings
+from simulation.serving.servers import FOREVER, Servers, Settings
 from simulation.world import serving
 from simulation.world.history import History
 
@@ -124,7 +124,7 @@ class ServeStory(story.Story):
             self.living.append(self._visitor(script))
         self.living.append(world.start("maintainer", self.maintainer.live))
         for after_s in self._terms:
-            scheduler.later(int(after_s * 1e9), self.servers.term)
+            scheduler.later(int(after_s * 1e9), lambda: self.choices.quiet or self.servers.term())
         scheduler.run(self.options.steps, until=self._over)
         self._quieten()
         if self._rest("visitors do not come to an end", story.BOUND_S):
@@ -144,8 +144,8 @@ class ServeStory(story.Story):
 
     def _check_end(self) -> None:
         world, scheduler = self.world, self.world.scheduler
-        if not self.servers.process.alive:
-            scheduler.run(20 * self.options.steps, until=lambda: self.servers.process.alive, horizon=scheduler.now + int(2 * START_S * 1e9))
+        if not self._is_up():
+            scheduler.run(20 * self.options.steps, until=self._is_up, horizon=scheduler.now + int(story.REST_S * 1e9))
         self.living = [world.start("client", self._inspect)]
         if not self._rest("what lies on disk is not served", 10 * SETTLE_S):
             return
@@ -161,6 +161,10 @@ class ServeStory(story.Story):
         if not self.failed:
             self.judge.check_counts()
             self._look_for_remains()
+
+    def _is_up(self) -> bool:
+        """Whether a server runs that was not told to end."""
+        return bool(self.servers.process.alive) and self.servers.life.term == FOREVER
 
     def _look_for_remains(self) -> None:
         super()._look_for_remains()
