@@ -324,6 +324,9 @@ class Supervisor:
     async def _change(self, front_end: _FrontEnd, ask: Ask) -> None:
         """Loads or unloads a model for a client, and answers when all front ends have done so."""
         keeper, name = self._keeper, ask.model
+        if self._stopping.is_set():
+            front_end.channel.send(_stops(ask))
+            return
         if ask.load:
             keeper.bring(name)
         elif any(each.name == name for each in keeper.served):
@@ -332,9 +335,10 @@ class Supervisor:
             front_end.channel.send(Done(number=ask.number, status=404, reason=f"no model {name[:200]!r} is loaded"))
             return
         await self._settle()
-        await self._until_reached()
         done = Done(number=ask.number)
-        if ask.load:
+        if not await self._until_reached():
+            done = _stops(ask)
+        elif ask.load:
             reasons = [each.reason for each in keeper.unserved if each.name == name]
             reasons += [each.failed[name] for each in self._front_ends if name in each.failed]
             if reasons:
@@ -346,7 +350,9 @@ class Supervisor:
     async def _share(self, front_end: _FrontEnd, share: Share) -> None:
         """Registers memory for a client, or forgets it, and answers when all front ends have done so."""
         done = Done(number=share.number)
-        if share.add is None:
+        if self._stopping.is_set():
+            done = _stops(share)
+        elif share.add is None:
             for name in [share.remove] if share.remove else list(self._named):
                 self._named.pop(name, None)
         elif share.add.name in self._named:
@@ -357,7 +363,8 @@ class Supervisor:
             self._named[share.add.name] = share.add
         if done.status == 200:
             self._tell_all()
-            await self._until_reached()
+            if not await self._until_reached():
+                done = _stops(share)
         front_end.channel.send(done)
 
     # ---- the end
@@ -387,6 +394,11 @@ class Supervisor:
             await asyncio.to_thread(self._runtime.close)  # ends the wait for another one
         for task in list(self._tasks):
             task.cancel()
+
+
+def _stops(message: Ask | Share) -> Done:
+    """The answer to what is not done any more."""
+    return Done(number=message.number, status=503, reason="the server stops")
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from simulation.world.world import World
 
 ADDRESS: Final = ("127.0.0.1", 8000)
+SCARCE: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS}
+"""Errors that are the visitor's own trouble."""
 PATIENCE_S: Final = 400.0
 """Longer than any answer may take."""
 
@@ -71,8 +73,7 @@ class Connection:
         try:
             self._connect(outcome)
         except OSError as error:
-            scarce = error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS}  # the visitor's own trouble
-            outcome.how = "left" if scarce else "late" if isinstance(error, TimeoutError) else "refused"
+            outcome.how = "left" if error.errno in SCARCE else "late" if isinstance(error, TimeoutError) else "refused"
             return self._over(outcome)
         try:
             self._send(data, cuts, pause_s, leave, outcome)
@@ -89,8 +90,11 @@ class Connection:
         try:
             self._connect(outcomes[0])
             self._sock.sendall(b"".join(several))
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno in SCARCE:
+                for outcome in outcomes:
+                    outcome.how, outcome.ended = "left", self._now
+                return outcomes
         found = []
         for outcome in outcomes:
             outcome.connected = outcomes[0].connected

@@ -101,7 +101,7 @@ class Judge:
         if status == 404:
             return self._was_absent(infer, outcome)
         if status == 503:
-            return self._was_unserved(infer, outcome) or "kill-planner" in rates or "stop-process" in rates or "scarce" in rates
+            return self._stopped_late(outcome) or self._was_unserved(infer, outcome) or "kill-planner" in rates or "stop-process" in rates or "scarce" in rates
         if status == 504:
             return bool(infer.timeout_us)
         if status == 429:
@@ -114,6 +114,10 @@ class Judge:
         if status == 500:
             return "kill-worker" in rates or "scarce" in rates
         return False
+
+    def _stopped_late(self, outcome: Outcome) -> bool:
+        """Whether a server's grace period was over."""
+        return any(life.refused + int(self.story.settings.grace_s * S) <= outcome.ended for life in self._lives(outcome))
 
     def _was_absent(self, infer: Infer, outcome: Outcome) -> bool:
         """Whether the version was not served at some moment."""
@@ -147,6 +151,10 @@ class Judge:
         allowed = {200} if statuses is None else set(statuses)
         if "/models/" in path:
             allowed |= {404, 503}
+        if path.endswith(("/load", "/unload")) and any(life.term <= outcome.ended for life in self._lives(outcome)):
+            allowed.add(503)
+        if self._stopped_late(outcome):
+            allowed.add(503)
         if path.startswith("/v2/health/ready"):
             allowed.add(503)
         if path.endswith(("/load", "/unload")):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from simulation.serving.http import ADDRESS
+from simulation.world.isolation import Ordered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +161,9 @@ def observed_keeper(story: ServeStory, life: Life) -> Any:
     from aspen_mp.serving.keeper import Keeper
 
     class Observed(Keeper):
+        async def settle(self) -> Any:
+            return sorted(await super().settle(), key=lambda model: str(model.name))
+
         def _contents(self) -> Any:
             at = story.world.scheduler.now
             found = super()._contents()
@@ -177,6 +181,10 @@ def observed_supervisor(story: ServeStory, life: Life) -> Any:
 
     class Observed(Supervisor):
         observed_ledger = -1
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self._front_ends, self._tasks = Ordered(), Ordered()  # type: ignore[assignment]
 
         def _tell_all(self) -> None:
             super()._tell_all()

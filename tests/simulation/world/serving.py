@@ -15,6 +15,7 @@ from typing import Any
 
 from simulation.world import descriptions, loops
 from simulation.world.descriptions import Stream, real_number
+from simulation.world.isolation import Ordered
 from simulation.world.world import World
 
 
@@ -117,6 +118,17 @@ def _readv(world: World, real: Any) -> Any:
     return readv
 
 
+def _state(known: Any) -> Any:
+    """uvicorn's state, with sets that have the order in which things came."""
+
+    class State(known):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.connections, self.tasks = Ordered(), Ordered()
+
+    return State
+
+
 def install(world: World, live: Any) -> Folders:
     """Replace what only servers use. `live`: as of `loops.spawner`."""
     import uvicorn.server
@@ -146,6 +158,7 @@ def install(world: World, live: Any) -> Folders:
     processes.create_subprocess_exec = loops.spawner(world, live)
     uvicorn.server.signal = Signals(world)
     uvicorn.server.time = SimpleNamespace(time=lambda: clock.time())
+    uvicorn.server.ServerState = _state(uvicorn.server.ServerState)  # type: ignore[misc]
     # Descriptors of the world have large numbers; the limit counts from the first of them.
     room.processes = SimpleNamespace(getrlimit=lambda which: (descriptions.FIRST + world.here.most_descriptors,) * 2)
     sys.stderr = Errors(world)  # type: ignore[assignment]
