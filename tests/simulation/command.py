@@ -15,6 +15,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -120,6 +122,11 @@ def forked(options: Any, trace: bool) -> tuple[int, int]:
     os._exit(0)
 
 
+def alone(options: Any) -> dict[str, Any]:
+    """Run one history in a process of its own, to its end."""
+    return next(many([options], 1, 300.0))
+
+
 def many(histories: Iterable[Any], jobs: int, most_s: float) -> Iterator[dict[str, Any]]:
     """Run histories, some at a time. Yield what was found, in the order in which they end."""
     waiting = iter(histories)
@@ -143,7 +150,7 @@ def many(histories: Iterable[Any], jobs: int, most_s: float) -> Iterator[dict[st
                 data += piece
                 continue
             yield _ended(poll, running, reader)
-        for reader, (pid, options, data, began) in list(running.items()):
+        for reader, (pid, _, _, began) in list(running.items()):
             if time.monotonic() - began > most_s:
                 os.kill(pid, signal.SIGABRT)
                 yield _ended(poll, running, reader, f"no end after {most_s:g} s of real time")
@@ -159,26 +166,40 @@ def _ended(poll: Any, running: dict[int, Any], reader: int, why: str = "") -> di
     return {"seed": options.seed, "failed": [why or f"the process of the history ended with wait status {status}"]}
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Run simulated histories, each by its seed.")
+    number, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
+    number("--kind", choices=["runtime", "serve"], default="runtime", help="What a history is of.")
+    number("--seed", type=int, default=1, help="The first history.")
+    number("--count", type=int, default=1, help="How many histories to run.")
+    number("--minutes", type=float, default=0.0, help="How long to run histories, instead of a number of them.")
+    number("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Histories that run at the same time.")
+    number("--steps", type=int, default=100_000, help="The longest time of trouble, in slices of processes.")
+    number("--users", type=int, default=3, help="Users of a history.")
+    number("--acts", type=int, default=12, help="Acts of each user, on average.")
+    number("--most", type=int, help="The most acts of each user.")
+    number("--without", default="", help="Kinds of trouble to leave out, separated by commas.")
+    number("--plant", default="", help="A fault of planted.py to look for. The first history that fails ends the search.")
+    number("--hang-s", type=float, default=0.0, help="Seconds after which the present lines of Python are printed.")
+    flag("--calm", help="Leave out all trouble.")
+    flag("--trace", help="Print what happens.")
+    flag("--slices", help="Print which thread runs when.")
+    flag("--twice", help="Run each history twice. Both have to be the same.")
+    flag("--shrink", help="Look for a shorter history that fails in the same way.")
+    flag("--marks", help="Print the rare things that were reached, and how often.")
+    flag("--table", help="Write the table of planted faults into the documentation.")
+    return parser
+
+
 def main() -> int:
+    given = _parser().parse_args()
     _again()
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--kind", choices=["runtime", "serve"], default="runtime", help="what a history is of")
-    parser.add_argument("--seed", type=int, default=1, help="the first history")
-    parser.add_argument("--count", type=int, default=1, help="how many histories")
-    parser.add_argument("--minutes", type=float, default=0.0, help="run histories for so long")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--users", type=int, default=3)
-    parser.add_argument("--acts", type=int, default=12)
-    parser.add_argument("--without", default="", help="kinds of trouble to leave out, separated by commas")
-    parser.add_argument("--calm", action="store_true", help="no trouble at all")
-    parser.add_argument("--trace", action="store_true", help="print what happens")
-    parser.add_argument("--plant", default="", help="a fault of planted.py to look for: ends with the first history that fails")
-    parser.add_argument("--twice", action="store_true", help="run each history twice: both have to be the same")
-    parser.add_argument("--slices", action="store_true", help="print which thread runs when")
-    parser.add_argument("--marks", action="store_true", help="print the rare things that were reached, and how often")
-    parser.add_argument("--hang-s", type=float, default=0.0)
-    given = parser.parse_args()
+    if given.table:
+        from simulation import planted
+
+        page = Path(__file__).resolve().parents[2] / "docs" / "protocol" / "simulation.md"
+        page.write_text(planted.printed(page.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     preload(given.plant, given.kind)
     from simulation.story import Options
 
@@ -190,9 +211,16 @@ def main() -> int:
             acts=given.acts,
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
+            most=given.most,
             extra={"hang_s": given.hang_s, "slices": given.slices, "kind": given.kind},
         )
 
+    if given.shrink:
+        from simulation import shrink
+
+        found = shrink.shortest(options(given.seed), alone, lambda text: print(text, flush=True))
+        print(shrink.command(found))
+        return 0
     if given.count == 1 and not given.minutes:
         found = one(options(given.seed), given.trace)
         print({key: value for key, value in found.items() if key != "failed"})
@@ -231,7 +259,7 @@ def _night(given: Any, options: Any) -> int:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
             if given.plant:
-                print(f"{given.plant}: found by history {totals['histories']} after {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
     if given.marks:
         print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))

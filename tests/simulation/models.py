@@ -29,7 +29,9 @@ class Known:
     answer: Callable[[Mapping[str, npt.NDArray[Any]]], Arrays]
 
 
-def _bytes(nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: Mapping[str, npt.NDArray[Any]] | None = None, name: str = "g") -> bytes:
+def _bytes(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: Mapping[str, npt.NDArray[Any]] | None = None, name: str = "g"
+) -> bytes:
     graph = helper.make_graph(nodes, name, inputs, outputs, [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
@@ -47,8 +49,12 @@ def _small(seed: int, *shape: int) -> npt.NDArray[np.float32]:
 
 
 def _sum() -> Known:
-    data = _bytes([helper.make_node("Add", ["x", "y"], ["z"])], [_value("x", [4, 4]), _value("y", [4, 4])], [_value("z", [4, 4])], name="sum")
-    return Known("sum", data, (0,), lambda seed, n: {"x": _small(seed, 4, 4), "y": _small(seed + 1, 4, 4)}, lambda f: {"z": f["x"] + f["y"]})
+    data = _bytes(
+        [helper.make_node("Add", ["x", "y"], ["z"])], [_value("x", [4, 4]), _value("y", [4, 4])], [_value("z", [4, 4])], name="sum"
+    )
+    return Known(
+        "sum", data, (0,), lambda seed, n: {"x": _small(seed, 4, 4), "y": _small(seed + 1, 4, 4)}, lambda f: {"z": f["x"] + f["y"]}
+    )
 
 
 def _chain() -> Known:

@@ -3,13 +3,16 @@
 `python -m tests.simulation --plant NAME --minutes 10` looks for one. The list says which were really there once.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
@@ -176,6 +179,12 @@ FAULTS: Final[dict[str, Planted]] = {
         "            if not digest:\n",
         "a damaged file of the plan cache is used",
     ),
+    "lost-wakes": Planted(
+        "simulation.world.native",
+        "        while asleep and woken < n:\n",
+        "        while asleep and woken < n and world.choices.uniform() > 0.05:\n",
+        "the kernel loses wake-ups of sleepers on futexes",
+    ),
     "quiet-never": Planted(
         f"{CLIENT}.link",
         "        if not any(handle.in_flight for handle in handles):\n            session.quiet()\n",
@@ -184,6 +193,23 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
 }
 """By name, in the order in which they are tried."""
+
+
+MARKS: Final = "<!-- planted faults -->", "<!-- end of planted faults -->"
+FOUND: Final = Path(__file__).parent / "found.json"
+"""How each was found last: by which seed, after how many histories."""
+
+
+def printed(document: str) -> str:
+    """The document with the table of faults between its marks."""
+    found = json.loads(FOUND.read_text(encoding="utf-8"))
+    rows = ["| fault | where | what was really wrong | histories |", "|---|---|---|---:|"]
+    for name, fault in FAULTS.items():
+        was = fault.what if fault.was == "the same" else fault.was
+        rows.append(f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {was} | {found.get(name, {}).get('histories', '')} |")
+    before, _, rest = document.partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    return f"{before}{MARKS[0]}\n{chr(10).join(rows)}\n{MARKS[1]}{after}"
 
 
 class _Loader(SourceFileLoader):

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import marks, users, weather
+from simulation import judge, marks, users, weather
 from simulation.native import _hooks
-from simulation.world.descriptions import EventFd
 from simulation.world.choices import KINDS, Choices
+from simulation.world.descriptions import EventFd
 from simulation.world.history import History
 from simulation.world.install import install
 from simulation.world.scheduler import Waiters
@@ -36,13 +36,15 @@ BOUND_S: Final = 600.0
 """The longest that one thing that a user does may take, in virtual seconds."""
 MAPPED: Final = 3
 """Segments that a worker has mapped while nobody but the host is connected."""
+CALM_S: Final = 3.0
+"""The same where there is no trouble."""
 REST_S: Final = 120.0
 """How long after the users' last act everything may take to end."""
 
 
 @dataclass(slots=True)
 class Options:
-    """What a history is like, beside its seed. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
+    """The options of a history. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
 
     seed: int
     steps: int = 100_000
@@ -66,8 +68,10 @@ class Story:
         self.choices = Choices(options.seed)
         self._draw_trouble()
         self.world = World(self.choices, history, _hooks.set_now)
+        self.world.slowness["plan"] = self.choices.pick((1, 30, 1_000, 10_000))
         install(self.world)
         marks.observe(self.world)
+        self.judgement = judge.Judge(self.world)
         self.weather = self._draw_weather()
         self.scripts = users.draw(options.seed, options.users, options.acts)
         if options.most is not None:
@@ -124,7 +128,11 @@ class Story:
         self.history.note(f"{name} {act.what}")
 
     def done(self, name: str, act: users.Act) -> None:
-        self.busy.pop(name, None)
+        _, since = self.busy.pop(name)
+        took = (self.world.scheduler.now - since) / 1e9
+        calm = not self.choices.trouble.rates and not self.weather.kinds
+        if calm and act.what not in {"think", "workload"} and took > CALM_S:
+            self.world.violation(f"{name}: {act.what} took {took:.3f} s although nothing was in the way")
 
     def answered(self) -> None:
         self.answers += 1
@@ -283,5 +291,3 @@ class Story:
                 tasks = ", ".join(f"{task.name}: {task.state} {task.waits}" for task in process.tasks.values())
                 lines.append(f"  {process}{' (stopped)' if process.stopped else ''}: {tasks}")
         self.world.violation("\n".join(lines))
-
-

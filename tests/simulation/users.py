@@ -18,6 +18,7 @@ ACTIONS: Final = {
     "run": 30,
     "burst": 10,
     "map": 4,
+    "often": 3,
     "timeout": 3,
     "deadline": 3,
     "priority": 5,
@@ -32,7 +33,7 @@ ACTIONS: Final = {
     "reconnect": 3,
     "prepare": 2,
 }
-"""What users do, and how often."""
+"""The acts of users, and how often each comes."""
 
 
 @dataclass(slots=True)
@@ -166,6 +167,13 @@ class User:
         if errors:
             raise errors[0]
 
+    def do_often(self, which: int, number: int, many: int, *_: int) -> None:
+        """The same shapes until they count as frequent: a better plan is made for them in the background."""
+        known, model = self._model(which)
+        for k in range(66 + many % 20):
+            feeds = known.feeds((number + k) % 1000, known.lengths[number % len(known.lengths)])
+            self._check(known, feeds, model.run(feeds))
+
     def do_map(self, which: int, number: int, many: int, *_: int) -> None:
         known, model = self._model(which)
         feeds = [self._draw(known, number + k) for k in range(many % 20 + 1)]
@@ -229,7 +237,7 @@ class User:
             raise errors[0]
 
     def do_workload(self, which: int, number: int, ms: int, *_: int) -> None:
-        known, model = self._model(which)
+        known, _model = self._model(which)
         got: list[Any] = []
         with self.runtime.workload() as work:
             work.add(known.data, feeds=lambda: self._draw(known, number), every_ms=ms % 20 + 1, on_result=got.append)

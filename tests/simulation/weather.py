@@ -1,4 +1,4 @@
-"""What happens to a machine from outside: signals, cores that come and go, memory that gets short, files that are damaged, clocks that jump."""
+"""Events that come to a machine from outside: signals, cores that come and go, short memory, damaged files, clocks that jump."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class Weather:
     def _memory(self) -> None:
         world = self._world
         whole = 8 << 30
-        world.memory_bytes = whole if world.memory_bytes != whole else world.choices.pick((64 << 20, 4 << 20, 256 << 10))
+        world.memory_bytes = (
+            whole if world.memory_bytes != whole else world.choices.pick((64 << 20, 4 << 20, 256 << 10, 64 << 10, 24 << 10))
+        )
         world.history.note("memory", f"{world.memory_bytes >> 10} KiB are free")
         self._ends.append(lambda: setattr(world, "memory_bytes", whole))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -96,13 +97,17 @@ class RequestStop:
         with self._lock:
             self._ticket = ticket
             if ticket >= 0 and self._asked:
-                self._session.channel.cancel(ticket)
+                self._cancel(ticket)
 
     def ask(self) -> None:
         with self._lock:
             self._asked = True
             if self._ticket >= 0:
-                self._session.channel.cancel(self._ticket)
+                self._cancel(self._ticket)
+
+    def _cancel(self, ticket: int) -> None:
+        with suppress(RequestError):  # the driver has taken its result, and is about to say so
+            self._session.channel.cancel(ticket)
 
     def check(self) -> None:
         if self._asked:

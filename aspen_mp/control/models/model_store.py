@@ -338,7 +338,7 @@ class ModelStore:
         self._requests.eviction.collected(segments)
 
     def close(self) -> None:
-        """Give everything back at the end of the runtime. Who waits for a model or a plan is told that the runtime is lost."""
+        """Give everything back at the end of the runtime. Clients that wait are told that the runtime is lost."""
         self._requests.close()
         self.plans.close()
         for model in list(self._models.values()):

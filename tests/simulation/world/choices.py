@@ -1,6 +1,6 @@
 """Everything that chance decides in a history comes from here, by one seed.
 
-Which kinds of trouble a history has is drawn first (swarm testing): a seed with everything at once would never get far with any of it.
+The kinds of trouble of a history are drawn first (swarm testing). A seed with everything at once would never get far with any of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS: Final = (
 
 @dataclass(slots=True)
 class Trouble:
-    """Which kinds a history has, and how often each comes, as a share of the moments at which it could."""
+    """The kinds of a history, and how often each comes, as a share of the moments at which it could."""
 
     rates: dict[str, float] = field(default_factory=dict)
 

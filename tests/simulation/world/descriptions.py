@@ -1,4 +1,4 @@
-"""What descriptors stand for in the simulated world: sockets, pipes, events, processes, and files of the real system."""
+"""Things that descriptors stand for in the simulated world: sockets, pipes, events, processes, and files of the real system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, in words, and marks of what must happen now and then."""
+"""Words for what happened, and marks of what must happen now and then."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def machine(folder: Path, cpus: int) -> Path:
-    """The made-up /proc and /sys of a machine with so many equal cores."""
+    """The made-up /proc and /sys of a machine with `cpus` equal cores."""
     root = folder / "machine"
 
     def put(path: str, text: object) -> None:
@@ -55,8 +55,9 @@ def install(world: World) -> None:
     weakref.WeakSet = isolation.WeakSet  # type: ignore[misc]
     (world.folder / "run").mkdir(mode=0o700, exist_ok=True)
     os.environ.update(environment(world.folder))
-    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, threads as own_threads, watches
+    from aspen_mp.system import clock, descriptors, filesystem, processes, randomness, signals, watches
     from aspen_mp.system import sockets as own_sockets
+    from aspen_mp.system import threads as own_threads
 
     _replace(clock, rooms.clock(world))
     _replace(descriptors, rooms.descriptors(world))

@@ -1,7 +1,7 @@
 """Variables of modules that each process has for itself.
 
-All simulated processes share one interpreter, so they share its modules. What a module changes while it runs must be a process's own: those
-variables are exchanged whenever another process runs.
+All simulated processes share one interpreter, so they share its modules. A variable that changes while they run must be a process's
+own, so it is exchanged whenever another process runs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ OWN: Final[list[tuple[str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.compat.default_runtime", "_runtime", None),
     ("aspen_mp.compat.default_runtime", "_owner", None),
 ]
-"""Module, variable, and what makes its value in a process that has just started. None: the value that it has when the module is imported."""
+"""Module, variable, and what makes its value in a process that has just started. None: the value of the imported module."""
 
 OWN_OF_CLASSES: Final[list[tuple[str, str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.serving.access.connections", "LimitedConnection", "limits", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+
 from simulation.native import _hooks
 from simulation.world.descriptions import EventFd
 from simulation.world.processes import Process
@@ -136,5 +137,3 @@ class Native:
     def mapped_bytes(self) -> int:
         """Bytes that living processes have mapped."""
         return sum(nbytes for mappings in self._mappings.values() for nbytes in mappings.values())
-
-

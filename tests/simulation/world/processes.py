@@ -26,6 +26,7 @@ class Process:
         alive: Whether it has not ended.
         status: How it has ended, as of `waitpid`.
         table: Its descriptors.
+        slow: How much longer a step of it takes than one of others.
         globals: Its own values of modules' variables (`isolation.py`).
     """
 
@@ -55,6 +56,7 @@ class Process:
         self.wakeup = -1
         self.affinity: set[int] = set(range(world.cpus))
         self.cpu_ns = 0
+        self.slow = world.slowness.get(kind, 1)
         self.alarm: Any = None
         self.globals: dict[int, Any] = {}
         self.attributes: list[Any] = []

@@ -56,8 +56,7 @@ def clock(world: World) -> dict[str, Any]:
     }
 
 
-def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
-    scheduler = world.scheduler
+def descriptors(world: World) -> dict[str, Any]:
 
     def opened(number: int) -> int:
         """A number that the real system has just given."""
@@ -74,7 +73,7 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
             raise OSError(errno.EINVAL, "Invalid argument")
         return number
 
-    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:  # noqa: A001
+    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         world.enter("open")
         world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
         if dir_fd is not None:
@@ -262,7 +261,7 @@ def descriptors(world: World) -> dict[str, Any]:  # noqa: C901
     }
 
 
-def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
+def filesystem(world: World) -> dict[str, Any]:
     scheduler = world.scheduler
 
     def proc(path: str) -> str:
@@ -294,7 +293,7 @@ def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
             if number >= 0 and scheduler.current is not None and number in world.here.table:
                 world.here.close(number)
 
-    def open(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:  # noqa: A001
+    def open(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         world.enter("open")
         if isinstance(path, int):
             world.here.get(path)
@@ -379,7 +378,7 @@ def filesystem(world: World) -> dict[str, Any]:  # noqa: C901
     }
 
 
-def processes(world: World) -> dict[str, Any]:  # noqa: C901
+def processes(world: World) -> dict[str, Any]:
     scheduler = world.scheduler
 
     def alive(pid: int) -> Process:

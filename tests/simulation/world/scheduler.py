@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import greenlet
@@ -85,6 +85,7 @@ class Scheduler:
         self.slices: Counter[str] = Counter()
         self.on_switch: Callable[[Task], object] = lambda task: None
         self.on_slice: Callable[[Task], object] = lambda task: None
+        self.on_jump: Callable[[int], object] = lambda ns: None
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
         self._clock = clock
@@ -99,11 +100,15 @@ class Scheduler:
 
     # ---- for tasks
 
-    def start(self, name: str, process: Process, body: Callable[[], object]) -> Task:
-        """Make a task, which is ready."""
+    def start(self, name: str, process: Process, body: Callable[[], object], delay_ns: int = 0) -> Task:
+        """Make a task, which is ready, or will be."""
         task = Task(next(self._numbers), name, process, body, self._main)
         process.tasks[task.number] = task
-        self._ready.append(task)
+        if delay_ns:
+            task.state, task.waits = BLOCKED, "its start"
+            self.at(self.now + delay_ns, lambda: self._expire(task, 0))
+        else:
+            self._ready.append(task)
         return task
 
     def block(self, waits: str, until: int | None = None) -> bool:
@@ -170,7 +175,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self, steps: int, until: Callable[[], bool] = lambda: False, horizon: int | None = None) -> bool:
-        """Run so many slices at most. Return whether `until` came true; False: no task can ever run again, the slices are used up, or the
+        """Run `steps` slices at most. Return whether `until` came true; False: no task can ever run again, the slices are used up, or the
         time is past `horizon`."""
         assert greenlet.getcurrent() is self._main
         last = self.steps + steps
@@ -216,7 +221,7 @@ class Scheduler:
         task.greenlet.switch()
         self.after()
         self.current = None
-        cost = self.choices.cost_ns()
+        cost = self.choices.cost_ns() * task.process.slow
         task.cpu_ns += cost
         task.process.cpu_ns += cost
         self.advance(cost)
@@ -243,6 +248,7 @@ class Scheduler:
         if not self._timers or (horizon is not None and self._timers[0][0] > horizon):
             return False
         if self._timers[0][0] > self.now:
+            self.on_jump(self._timers[0][0] - self.now)
             self.advance(self._timers[0][0] - self.now)
         return True
 

@@ -29,7 +29,7 @@ ATTACH_FILTER = 26
 """SO_ATTACH_FILTER: a listener that nobody can connect to any more."""
 
 
-def make(world: World) -> dict[str, Any]:  # noqa: C901
+def make(world: World) -> dict[str, Any]:
     """The names of the room."""
     scheduler = world.scheduler
 
@@ -83,7 +83,7 @@ def make(world: World) -> dict[str, Any]:  # noqa: C901
     class Socket:
         """A socket, as Python's. Its object may be shared by processes after a fork: what is closed in one is open in the other."""
 
-        def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:  # noqa: A002
+        def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
             process = world.enter("socket")
             if fileno is None:
                 world.scarce("a socket", errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
@@ -379,7 +379,7 @@ def make(world: World) -> dict[str, Any]:  # noqa: C901
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers).tobytes())] if numbers else []
             return data, ancillary, socket.MSG_CTRUNC if lost else 0, None
 
-    def socketpair(family: int = socket.AF_UNIX, type: int = socket.SOCK_STREAM, proto: int = 0) -> tuple[Socket, Socket]:  # noqa: A002
+    def socketpair(family: int = socket.AF_UNIX, type: int = socket.SOCK_STREAM, proto: int = 0) -> tuple[Socket, Socket]:
         process = world.enter("socketpair")
         world.scarce("a pair of sockets", errno.EMFILE, errno.ENFILE)
         if len(process.table) + 2 > process.most_descriptors:

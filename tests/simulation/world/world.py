@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,14 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simulation.world.choices import Choices
 from simulation.world import descriptions
+from simulation.world.choices import Choices
 from simulation.world.descriptions import Description, EventFd, Listener, Stream, Watch, real_number
 from simulation.world.history import History
 from simulation.world.processes import Process
 from simulation.world.scheduler import Scheduler, Task, Waiters
 
-
+START_NS = {"planner": (20_000_000, 300_000_000), "host": (1, 1_000), "client": (1, 1_000_000_000)}
+"""How long a process takes to begin, by its kind."""
 CALL_NS = 200
 """How long a call of the system takes."""
 LEAST = 16
@@ -40,6 +42,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.real: dict[int, int] = {}
         self.most_descriptors = 4096
+        self.slowness: dict[str, int] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="aspen-sim-"))
         history.hidden = str(self.folder)
         self.violations: list[str] = []
@@ -81,7 +84,8 @@ class World:
 
     def begin(self, process: Process, body: Callable[[], object]) -> None:
         self.history.note(f"{process.name} begins")
-        process.main = self.scheduler.start("main", process, lambda: self._live(process, body))
+        low, high = START_NS.get(process.kind, (50_000, 3_000_000))
+        process.main = self.scheduler.start("main", process, lambda: self._live(process, body), self.choices.between(low, high))
 
     def _live(self, process: Process, body: Callable[[], object]) -> None:
         status = 0
@@ -166,10 +170,8 @@ class World:
     def write_signal(self, description: Description, number: int) -> None:
         """What a handler of Python does: a byte into its wake-up descriptor."""
         if isinstance(description, Stream):
-            try:
+            with contextlib.suppress(OSError):
                 description.send(bytes([number]), [], lambda n: n)
-            except OSError:
-                pass
 
     # ---- what is shared
 
