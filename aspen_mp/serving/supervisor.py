@@ -35,6 +35,11 @@ MOST_STILLBORN: Final = 8
 """A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
 
 
+AGAIN_S: Final = 1.0
+"""How long after a version could not be loaded for want of something it is tried again. Twice as long each time, up to `MOST_AGAIN_S`."""
+MOST_AGAIN_S: Final = 30.0
+
+
 class ServeOptions(msgspec.Struct, kw_only=True):
     """The arguments of `aspen-mp serve`. `grace_s`: for requests in flight at the end. `drain_s`: between readiness false and the end of
     accepting, for load balancers to notice. `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
@@ -64,6 +69,8 @@ class _FrontEnd:
         self.channel = channel
         self.applied = 0
         self.failed: dict[str, str] = {}
+        self.again_s = AGAIN_S
+        self.again: asyncio.TimerHandle | None = None
 
 
 class Supervisor:
@@ -87,6 +94,8 @@ class Supervisor:
         self._number = 0
         self._named: dict[str, Named] = {}
         self._absent = ""
+        self._again_s = AGAIN_S
+        self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._settling = asyncio.Lock()
@@ -178,12 +187,24 @@ class Supervisor:
                 old = await self._keeper.settle()
             except RuntimeLost:
                 return  # once the runtime is there again, this is done again
+            self._settle_again()
             if (self._keeper.served, self._keeper.unserved) == before:
                 return
             self._tell_all()
             if old and self._front_ends:
                 await self._until_reached()
             await asyncio.to_thread(unload, old)
+
+    def _settle_again(self) -> None:
+        """Later, where something was missing that may be there then."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if not self._keeper.lacks:
+            self._again_s = AGAIN_S
+        elif not self._stopping.is_set():
+            self._again = asyncio.get_running_loop().call_later(self._again_s, lambda: self._spawn(self._settle()))
+            self._again_s = min(2 * self._again_s, MOST_AGAIN_S)
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
         watch = Watch()
@@ -315,11 +336,27 @@ class Supervisor:
             if isinstance(message, Applied):
                 front_end.applied, front_end.failed = message.number, message.failed
                 self._stillborn = 0
+                self._remind(front_end)
                 await self._notify()
             elif isinstance(message, Ask):
                 self._spawn(self._change(front_end, message))
             elif isinstance(message, Share):
                 self._spawn(self._share(front_end, message))
+
+    def _remind(self, front_end: _FrontEnd) -> None:
+        """Sends a front end the catalogue again, later, if it could not load all of it: it may have lacked something."""
+        if front_end.again is not None:
+            front_end.again.cancel()
+        if not front_end.failed:
+            front_end.again_s = AGAIN_S
+            return
+
+        def send() -> None:
+            if front_end in self._front_ends and not self._stopping.is_set():
+                front_end.channel.send(self._catalogue())
+
+        front_end.again = asyncio.get_running_loop().call_later(front_end.again_s, send)
+        front_end.again_s = min(2 * front_end.again_s, MOST_AGAIN_S)
 
     async def _change(self, front_end: _FrontEnd, ask: Ask) -> None:
         """Loads or unloads a model for a client, and answers when all front ends have done so."""
@@ -371,6 +408,8 @@ class Supervisor:
 
     async def _end(self) -> None:
         """Readiness goes first, then the requests in flight, then the processes."""
+        if self._again is not None:
+            self._again.cancel()
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have

@@ -10,7 +10,7 @@ from simulation.serving.visitors import Infer
 if TYPE_CHECKING:
     from simulation.serving.story import ServeStory
 
-SETTLE_S: Final = 20.0
+SETTLE_S: Final = 45.0
 
 
 class Inspector:

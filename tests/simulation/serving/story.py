@@ -97,6 +97,9 @@ class ServeStory(story.Story):
             self.history.note(f"{process.name} fails", text.splitlines()[0][:200])
             raise SystemExit(1) from None
 
+    def done(self, name: str, act: Any) -> None:
+        self.busy.pop(name, None)
+
     def server_ended(self, life: Any) -> None:
         if self._restarts:
             self.world.scheduler.later(int(START_S * 1e9), lambda: self._restarts and self.servers.start())

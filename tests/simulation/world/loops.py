@@ -12,10 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
 from simulation.world.descriptions import PidFd
+from simulation.world.isolation import Ordered
 from simulation.world.processes import Process
 from simulation.world.world import World
 
@@ -29,6 +31,9 @@ class Loop(asyncio.SelectorEventLoop):
         self._world = world
         super().__init__(sockets.EpollSelector())
         self.set_exception_handler(self._failed)
+        executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
+        executor._threads = Ordered()  # type: ignore[assignment]
+        self.set_default_executor(executor)
 
     def time(self) -> float:
         return self._world.scheduler.now / 1e9
