@@ -517,7 +517,8 @@ class Session:
 
     def _start_resolver(self) -> None:
         if self._resolver is None:
-            resolver = threads.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
+            seen = self.channel.completions()  # now: a request may end before the thread runs
+            resolver = threads.Thread(target=_resolve, args=(weakref.ref(self), self.channel, seen), name="aspen-mp results", daemon=True)
             start_thread(resolver)
             self._resolver = resolver
 
@@ -689,9 +690,10 @@ def _cancelled() -> AspenError:
     return RequestCancelled("the request was cancelled")
 
 
-def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel) -> None:
-    """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected."""
-    seen, unheard = channel.completions(), False
+def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel, seen: int) -> None:
+    """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected. `seen`: the count of
+    completions before its first request."""
+    unheard = False
     while True:
         session = reference()
         if session is None or not session._step(unheard):

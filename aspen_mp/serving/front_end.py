@@ -200,7 +200,16 @@ class FrontEnd:
                 if future is not None and not future.done():
                     future.set_result(message)
             elif isinstance(message, Finish):
-                break
+                self._end()  # and hear on: requests in flight may wait for what the supervisor has done
+        self._end()
+        for number, future in self._asked.items():
+            if not future.done():
+                future.set_result(Done(number=number, status=503, reason="the supervisor has gone"))
+
+    def _end(self) -> None:
+        """It is enough, or the supervisor has gone."""
+        if self._finish.is_set():
+            return
         self._shelf.closing = True
         self._shelf.tell()
         self._server.should_exit = True

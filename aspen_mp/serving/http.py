@@ -396,6 +396,11 @@ class Around:
             if trace is not None:
                 trace.failed(refused)
             await failure(refused, scope["path"])(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not self._shelf.closing or status:
+                raise
+            late = Refused(503, "the server stopped before this request had ended", 1)  # the grace period is over
+            await failure(late, scope["path"])(scope, receive, noted)
         finally:
             if trace is not None or self._log is not None:
                 if not status and exchange is not None:

@@ -16,7 +16,7 @@ from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.channel import Served, Unserved
 from aspen_mp.serving.repository.disk import Config, Contents, Found, scan
 from aspen_mp.serving.shelf import find_embedder, load
-from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, ResourceLimitError, RuntimeLost
 
 
 class Keeper:
@@ -25,6 +25,7 @@ class Keeper:
     Attributes:
         served: Every version in service.
         unserved: Every other one that is newer than those, or whose model has none in service, with the reason.
+        lacks: Whether a version of those failed for want of memory, descriptors or processes: it may be loaded later.
     """
 
     def __init__(self, runtime: aspen_mp.Runtime, repositories: Sequence[Path], files: Sequence[Found]) -> None:
@@ -35,6 +36,8 @@ class Keeper:
         self._failed: dict[Found, str] = {}
         self._given_up: dict[str, str] = {}
         self._noticed: set[str] = set()
+        self._said: dict[Found, str] = {}
+        self.lacks = False
         self.served: list[Served] = []
         self.unserved: list[Unserved] = []
 
@@ -48,6 +51,7 @@ class Keeper:
 
         RuntimeLost where the runtime has gone meanwhile; then the old models are still said to be served.
         """
+        self.lacks = False
         contents = await asyncio.to_thread(self._contents)
         for text in contents.unread:
             if text not in self._noticed:
@@ -64,6 +68,7 @@ class Keeper:
             served += chosen
             unserved += bad
         self._failed = {found: why for found, why in self._failed.items() if found in contents.versions.get(found.name, ())}
+        self._said = {found: why for found, why in self._said.items() if found in contents.versions.get(found.name, ())}
         self.served = [_served(found) for found in served]
         self.unserved = unserved
         return [self._held.pop(found) for found in self._held.keys() - set(served)]
@@ -115,9 +120,16 @@ class Keeper:
         except RuntimeLost:
             raise
         except Exception as error:
-            self._failed[found] = str(error) if isinstance(error, AspenError) else f"{type(error).__name__}: {error}"
-            _say(f"version {found.version} of model {found.name!r} is not served: {error}")
-            return self._failed[found]
+            why = str(error) if isinstance(error, AspenError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, ResourceLimitError | OSError):
+                self.lacks = True
+            else:
+                self._failed[found] = why
+            if self._said.get(found) != why:
+                self._said[found] = why
+                _say(f"version {found.version} of model {found.name!r} is not served: {error}")
+            return why
+        self._said.pop(found, None)
         _say(f"version {found.version} of model {found.name!r} is loaded")
         return ""
 

@@ -35,6 +35,11 @@ MOST_STILLBORN: Final = 8
 """A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
 
 
+AGAIN_S: Final = 1.0
+"""How long after a version could not be loaded for want of something it is tried again. Twice as long each time, up to `MOST_AGAIN_S`."""
+MOST_AGAIN_S: Final = 30.0
+
+
 class ServeOptions(msgspec.Struct, kw_only=True):
     """The arguments of `aspen-mp serve`. `grace_s`: for requests in flight at the end. `drain_s`: between readiness false and the end of
     accepting, for load balancers to notice. `triton_names`, `named`, `grpc`, `tokens`, `otel`, `certificate`, `key`: as of
@@ -64,6 +69,8 @@ class _FrontEnd:
         self.channel = channel
         self.applied = 0
         self.failed: dict[str, str] = {}
+        self.again_s = AGAIN_S
+        self.again: asyncio.TimerHandle | None = None
 
 
 class Supervisor:
@@ -87,6 +94,8 @@ class Supervisor:
         self._number = 0
         self._named: dict[str, Named] = {}
         self._absent = ""
+        self._again_s = AGAIN_S
+        self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
         self._settling = asyncio.Lock()
@@ -178,12 +187,24 @@ class Supervisor:
                 old = await self._keeper.settle()
             except RuntimeLost:
                 return  # once the runtime is there again, this is done again
+            self._settle_again()
             if (self._keeper.served, self._keeper.unserved) == before:
                 return
             self._tell_all()
             if old and self._front_ends:
                 await self._until_reached()
             await asyncio.to_thread(unload, old)
+
+    def _settle_again(self) -> None:
+        """Later, where something was missing that may be there then."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if not self._keeper.lacks:
+            self._again_s = AGAIN_S
+        elif not self._stopping.is_set():
+            self._again = asyncio.get_running_loop().call_later(self._again_s, lambda: self._spawn(self._settle()))
+            self._again_s = min(2 * self._again_s, MOST_AGAIN_S)
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
         watch = Watch()
@@ -297,7 +318,7 @@ class Supervisor:
         command = python.command("aspen_mp.serving.front_end", msgspec.json.encode(settings).decode())
         inherited = [theirs.fileno(), ledger, *accepting]
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await processes.create_subprocess_exec(
                 *command, pass_fds=inherited, stdin=asyncio.subprocess.DEVNULL, process_group=0, env={**ENVIRONMENT, **os.environ}
             )
         except BaseException:
@@ -315,15 +336,34 @@ class Supervisor:
             if isinstance(message, Applied):
                 front_end.applied, front_end.failed = message.number, message.failed
                 self._stillborn = 0
+                self._remind(front_end)
                 await self._notify()
             elif isinstance(message, Ask):
                 self._spawn(self._change(front_end, message))
             elif isinstance(message, Share):
                 self._spawn(self._share(front_end, message))
 
+    def _remind(self, front_end: _FrontEnd) -> None:
+        """Sends a front end the catalogue again, later, if it could not load all of it: it may have lacked something."""
+        if front_end.again is not None:
+            front_end.again.cancel()
+        if not front_end.failed:
+            front_end.again_s = AGAIN_S
+            return
+
+        def send() -> None:
+            if front_end in self._front_ends and not self._stopping.is_set():
+                front_end.channel.send(self._catalogue())
+
+        front_end.again = asyncio.get_running_loop().call_later(front_end.again_s, send)
+        front_end.again_s = min(2 * front_end.again_s, MOST_AGAIN_S)
+
     async def _change(self, front_end: _FrontEnd, ask: Ask) -> None:
         """Loads or unloads a model for a client, and answers when all front ends have done so."""
         keeper, name = self._keeper, ask.model
+        if self._stopping.is_set():
+            front_end.channel.send(_stops(ask))
+            return
         if ask.load:
             keeper.bring(name)
         elif any(each.name == name for each in keeper.served):
@@ -332,9 +372,10 @@ class Supervisor:
             front_end.channel.send(Done(number=ask.number, status=404, reason=f"no model {name[:200]!r} is loaded"))
             return
         await self._settle()
-        await self._until_reached()
         done = Done(number=ask.number)
-        if ask.load:
+        if not await self._until_reached():
+            done = _stops(ask)
+        elif ask.load:
             reasons = [each.reason for each in keeper.unserved if each.name == name]
             reasons += [each.failed[name] for each in self._front_ends if name in each.failed]
             if reasons:
@@ -346,7 +387,9 @@ class Supervisor:
     async def _share(self, front_end: _FrontEnd, share: Share) -> None:
         """Registers memory for a client, or forgets it, and answers when all front ends have done so."""
         done = Done(number=share.number)
-        if share.add is None:
+        if self._stopping.is_set():
+            done = _stops(share)
+        elif share.add is None:
             for name in [share.remove] if share.remove else list(self._named):
                 self._named.pop(name, None)
         elif share.add.name in self._named:
@@ -357,13 +400,16 @@ class Supervisor:
             self._named[share.add.name] = share.add
         if done.status == 200:
             self._tell_all()
-            await self._until_reached()
+            if not await self._until_reached():
+                done = _stops(share)
         front_end.channel.send(done)
 
     # ---- the end
 
     async def _end(self) -> None:
         """Readiness goes first, then the requests in flight, then the processes."""
+        if self._again is not None:
+            self._again.cancel()
         self._tell_all()
         if self._failure is None and self._front_ends:
             await asyncio.sleep(self._options.drain_s)  # for load balancers to look: nothing tells when they have
@@ -387,6 +433,11 @@ class Supervisor:
             await asyncio.to_thread(self._runtime.close)  # ends the wait for another one
         for task in list(self._tasks):
             task.cancel()
+
+
+def _stops(message: Ask | Share) -> Done:
+    """The answer to what is not done any more."""
+    return Done(number=message.number, status=503, reason="the server stops")
 
 
 def _say(text: str) -> None:

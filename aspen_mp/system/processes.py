@@ -25,11 +25,13 @@ from resource import getrlimit, setrlimit
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of this file
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
     from collections.abc import Callable
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 __all__ = [
     "_exit",
+    "create_subprocess_exec",
     "fork",
     "getegid",
     "geteuid",
@@ -61,3 +63,10 @@ def fork(child: Callable[[], NoReturn]) -> int:
     if pid == 0:
         child()
     return pid
+
+
+async def create_subprocess_exec(*command: str, **how: Any) -> Process:
+    """Start a program whose end the running event loop can wait for, as `asyncio.create_subprocess_exec`."""
+    import asyncio  # not before: few processes need it
+
+    return await asyncio.create_subprocess_exec(*command, **how)

@@ -28,9 +28,18 @@ def _again() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
 
 
+def _story(options: Any, history: Any) -> Any:
+    if options.extra.get("kind") == "serve":
+        from simulation.serving.story import ServeStory
+
+        return ServeStory(options, history)
+    from simulation.story import Story
+
+    return Story(options, history)
+
+
 def one(options: Any, trace: bool) -> dict[str, Any]:
     """Run a history in this process, which is of no use afterwards."""
-    from simulation.story import Story
     from simulation.world.history import History
 
     gc.disable()
@@ -39,7 +48,7 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
 
         faulthandler.dump_traceback_later(options.extra["hang_s"], exit=True)
     history = History(tell=print if trace else None)
-    story = Story(options, history)
+    story = _story(options, history)
     if options.extra.get("slices"):
         story.world.scheduler.on_slice = lambda task: print("   ", story.world.scheduler.now, task, task.waits)
     began = time.monotonic()
@@ -70,14 +79,17 @@ PRELOADED = (
 """Imported once for all histories, each of which runs in a process of its own."""
 
 
-def preload(plant: str = "") -> None:
+PRELOADED_OF_SERVERS = ("uvicorn.server", "aspen_mp.serving.supervisor", "aspen_mp.serving.http", "aspen_mp.tools.metrics", "simulation.serving.story")
+
+
+def preload(plant: str = "", kind: str = "runtime") -> None:
     from simulation import planted
     from simulation.native import modules
 
     modules.enable()
     if plant:
         planted.plant(plant)
-    for name in PRELOADED:
+    for name in PRELOADED + (PRELOADED_OF_SERVERS if kind == "serve" else ()):
         importlib.import_module(name)
     from aspen_mp.control.planning.preload import PLANNER
 
@@ -157,6 +169,7 @@ def _ended(poll: Any, running: dict[int, Any], reader: int, why: str = "") -> di
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Run simulated histories, each by its seed.")
     number, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
+    number("--kind", choices=["runtime", "serve"], default="runtime", help="What a history is of.")
     number("--seed", type=int, default=1, help="The first history.")
     number("--count", type=int, default=1, help="How many histories to run.")
     number("--minutes", type=float, default=0.0, help="How long to run histories, instead of a number of them.")
@@ -187,7 +200,7 @@ def main() -> int:
         page = Path(__file__).resolve().parents[2] / "docs" / "protocol" / "simulation.md"
         page.write_text(planted.printed(page.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    preload(given.plant)
+    preload(given.plant, given.kind)
     from simulation.story import Options
 
     def options(seed: int) -> Options:
@@ -199,7 +212,7 @@ def main() -> int:
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
             most=given.most,
-            extra={"hang_s": given.hang_s, "slices": given.slices},
+            extra={"hang_s": given.hang_s, "slices": given.slices, "kind": given.kind},
         )
 
     if given.shrink:

@@ -87,6 +87,20 @@ class _Flow(FlowControl):
             self._transport.resume_reading()
 
 
+class _Lingering:
+    """The transport of one answer, as far as uvicorn uses it. Its connection closes once the rest of the request has come.
+
+    Linux resets a socket that is closed while bytes of its client have not been read. The client may lose the answer then.
+    """
+
+    def __init__(self, connection: LimitedConnection) -> None:
+        transport = connection.transport
+        self.write = transport.write
+        self.writelines = transport.writelines
+        self.is_closing = transport.is_closing
+        self.close = connection.close_after_body
+
+
 class Exchange:
     """The connection of a request for the application that answers it, beyond ASGI.
 
@@ -172,12 +186,14 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._in_headers = False
         self._in_message = False  # whether its headers have begun, and its body has not ended
-        self._seen = 0
+        self._seen = 0  # bytes of the headers that are being read
+        self._begun = 0  # requests that have begun in the bytes that were read last
         self._refused = False
         self._too_large = False
         self._timer: asyncio.TimerHandle | None = None
         self._left = 0  # bytes of a body of known length that have not come yet
         self._bypassed = False  # whether these pass by the parser
+        self._lingers = False  # whether the connection closes when the body has ended
         self._sink: memoryview | None = None  # the memory that they are read into
         self._fd = -1  # to read from without a turn of the loop; -1: what comes is encrypted
         self._note: Note | None = None  # told what comes into it
@@ -227,7 +243,7 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             super().on_body(bytes(self._scratch[:nbytes]))
         self._passed_by(nbytes, direct=direct)
-        if self._left and not self._sink:
+        if self._left and not self._sink and not self.cycle.response_complete:
             self.flow.pause_reading()
         if direct and note is not None:
             try:
@@ -250,6 +266,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.cycle.more_body = False
         else:
             super().on_message_complete()
+        if self._lingers:
+            self._close()
         self.parser = httptools.HttpRequestParser(self)  # the one before has not seen the end
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
@@ -323,8 +341,19 @@ class LimitedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._disarm()
         super().on_message_complete()
+        if self._lingers:
+            self._close()
 
     # ---- what is written
+
+    def close_after_body(self) -> None:
+        """The end of the connection after an answer. What still comes of the request is read and thrown away before."""
+        if not self._in_message or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._lingers = True
+        if self.transport.can_write_eof():  # a client that waits for the end of the answer sees it now
+            self.transport.write_eof()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -336,6 +365,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer has been given to the transport."""
+        if self._lingers:
+            self.pipeline.clear()  # requests that came after the last one that is answered
         super().on_response_complete()
         if self.transport.is_closing():
             self.unread.owe(0)  # it closes once its client has read everything
@@ -355,15 +386,17 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
+        before, self._begun = self._in_message, 0
         super().data_received(data)
-        if self._in_headers and not self._refused:
-            self._seen += len(data)
+        if self._in_headers and not self._refused and (not self._begun or (self._begun == 1 and not before)):
+            self._seen += len(data)  # all of it belongs to this head, nothing to a request before it
             if self._seen > self.limits.header:
                 self._refuse(431, f"the headers have more than {self.limits.header} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = self._in_message = True
+        self._begun += 1
         self._left = 0
         self._seen = 0
         if self._timer is None:
@@ -384,6 +417,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._left = int(length)
             if self._left > _HEAD:
                 self.flow.pause_reading()  # until the application says where the rest goes
+        if self._left or b"transfer-encoding" in said:
+            self.cycle.transport = _Lingering(self)
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn where the parser has stopped. The end of the connection is all that a second answer would be."""

@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulation.world.scheduler import Waiters
 
@@ -29,6 +29,8 @@ class Description:
         self.references = 0
         self.waiters = Waiters(world.scheduler)
         self.blocking = True
+        self.tcp = False
+        self.address: Any = ""
 
     def ready(self) -> int:
         """The events of poll that are due."""
@@ -112,6 +114,8 @@ class Stream(Description):
         self.owner = (owner.pid, owner.uid)
         self.peer_owner = self.owner
         self.was_connected = False
+        self.reset = False
+        """Whether the other end was closed with bytes that it had not read (TCP)."""
 
     def connect(self, other: Stream) -> None:
         self.other, other.other = other, self
@@ -160,6 +164,8 @@ class Stream(Description):
 
     def receive(self, n: int, partial: Callable[[int], int], *, rights: bool) -> tuple[bytes, list[tuple[int, Description]]] | None:
         """Bytes and what came along; no bytes at the end of the stream. None: nothing is there yet."""
+        if self.reset and not self.inbox:
+            raise ConnectionResetError(104, "Connection reset by peer")
         if not self.inbox:
             return (b"", []) if self.hung_up or self.shut_read else None
         message = self.inbox[0]
@@ -199,6 +205,8 @@ class Stream(Description):
             self.other.changed()
 
     def release(self) -> None:
+        if self.tcp and self.inbox:
+            self._reset()
         for message in self.inbox:
             self.world.discard(message.rights)
         self.inbox.clear()
@@ -208,6 +216,15 @@ class Stream(Description):
             other.other = None
             other.changed()
         self.world.closed(self)
+
+    def _reset(self) -> None:
+        """Tell the other end. What is on its way to it may be lost."""
+        other = self.other
+        if other is not None:
+            other.reset = True
+            if other.inbox and self.world.choices.chance(0.5):
+                other.inbox.clear()
+                other.waiting = 0
 
 
 class Listener(Description):
@@ -219,6 +236,8 @@ class Listener(Description):
         self.owner = (owner.pid, owner.uid)
         self.pending: deque[Stream] = deque()
         self.closed = False
+        self.filtered = False
+        """Whether nobody can connect any more; those who wait to be accepted stay."""
 
     def ready(self) -> int:
         return POLLIN if self.pending else 0
@@ -226,7 +245,10 @@ class Listener(Description):
     def release(self) -> None:
         self.closed = True
         for stream in self.pending:
+            if stream.tcp and stream.other is not None:
+                stream.other.reset = True
             stream.drop()
+        self.changed()
         self.pending.clear()
         self.world.unlisten(self)
 
@@ -236,9 +258,10 @@ class Unbound(Description):
 
     kind = "unbound"
 
-    def __init__(self, world: World, *, packets: bool) -> None:
+    def __init__(self, world: World, *, packets: bool, tcp: bool = False) -> None:
         super().__init__(world)
         self.packets = packets
+        self.tcp = tcp
         self.bound: object = None
 
     def ready(self) -> int:
@@ -255,6 +278,7 @@ class Watch(Description):
         self.number = world.count("watch")
         self.events: deque[bytes] = deque()
         self.folders: dict[tuple[int, int], int] = {}
+        """By device and number of a folder: which events are wanted."""
 
     def ready(self) -> int:
         return POLLIN if self.events else 0

@@ -26,6 +26,12 @@ def _lock(kind: str) -> Callable[[], Any]:
     return make
 
 
+def _descriptors() -> Any:
+    from aspen_mp.serving.access.descriptors import Descriptors
+
+    return Descriptors()
+
+
 class WeakSet(weakref.WeakSet[Any]):
     """As that of the standard library, but in the order in which things came: that of addresses differs from run to run."""
 
@@ -72,6 +78,22 @@ OWN: Final[list[tuple[str, str, Callable[[], Any] | None]]] = [
 ]
 """Module, variable, and what makes its value in a process that has just started. None: the value of the imported module."""
 
+OWN_OF_CLASSES: Final[list[tuple[str, str, str, Callable[[], Any] | None]]] = [
+    ("aspen_mp.serving.access.connections", "LimitedConnection", "limits", None),
+    ("aspen_mp.serving.access.connections", "LimitedConnection", "_scratch", lambda: memoryview(bytearray(256 << 10))),
+    ("aspen_mp.serving.access.ending", "EndingConnection", "ending", bool),
+    ("aspen_mp.serving.access.ending", "EndingConnection", "limits", None),
+    ("aspen_mp.serving.access.ending", "EndingConnection", "all_gone", lambda: None),
+    ("aspen_mp.serving.access.ending", "EndingConnection", "shaking", weakref.WeakSet),
+    ("aspen_mp.serving.access.unread", "Unread", "owing", dict),
+    ("aspen_mp.client.deadlines", "deadlines", "_changed", _lock("Condition")),
+    ("aspen_mp.client.deadlines", "deadlines", "_numbers", itertools.count),
+    ("aspen_mp.client.deadlines", "deadlines", "_times", list),
+    ("aspen_mp.client.deadlines", "deadlines", "_late", dict),
+    ("aspen_mp.client.deadlines", "deadlines", "_thread", lambda: None),
+]
+"""Module, class or object, attribute, and what makes its value. They are exchanged where servers are simulated."""
+
 ANEW: Final = {"_links", "_by_address", "_by_address_lock", "_live", "_files", "_regions", "_stages"}
 """Variables that are empty in a forked child, which is none of a client's here."""
 
@@ -92,8 +114,26 @@ class Globals:
 
     def __init__(self) -> None:
         self._places = [_place(*entry) for entry in OWN]
+        self._attributes: list[tuple[Any, str, Callable[[], Any]]] = []
+
+    def serve(self) -> None:
+        """Exchange the variables of servers, too."""
+        self._places.append(_place("aspen_mp.serving.access.descriptors", "OWN", _descriptors))
+        for module, name, attribute, make in OWN_OF_CLASSES:
+            owner = getattr(importlib.import_module(module), name)
+            initial = getattr(owner, attribute, None)
+            self._attributes.append((owner, attribute, make or (lambda initial=initial: initial)))  # type: ignore[misc]
+
+    def _swap_attributes(self, before: Process | None, after: Process) -> None:
+        if before is not None and before.alive:
+            before.attributes = [getattr(owner, name) for owner, name, _ in self._attributes]
+        values = after.attributes or [make() for _, _, make in self._attributes]
+        for (owner, name, _), value in zip(self._attributes, values, strict=True):
+            setattr(owner, name, value)
 
     def swap(self, before: Process | None, after: Process) -> None:
+        if self._attributes:
+            self._swap_attributes(before, after)
         if before is not None and before.alive:
             before.globals = {k: place[name] for k, (place, name, _) in enumerate(self._places)}
         values = after.globals

@@ -59,6 +59,8 @@ class Process:
         self.slow = world.slowness.get(kind, 1)
         self.alarm: Any = None
         self.globals: dict[int, Any] = {}
+        self.attributes: list[Any] = []
+        """Its own values of classes' attributes, where servers are simulated."""
         self.most_descriptors = world.most_descriptors
         self.at_end: list[Callable[[Process], object]] = []
 
@@ -173,6 +175,9 @@ class Process:
         if handler is signal.SIG_DFL:
             if number != signal.SIGCHLD:
                 self.exit(number)
+            return
+        if getattr(handler, "__name__", "") == "handle_exit":  # uvicorn's: it only notes that the server is to end
+            handler(number, None)
             return
         if self.wakeup >= 0 and self.wakeup in self.table:
             self.world.write_signal(self.table[self.wakeup], number)

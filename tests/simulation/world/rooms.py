@@ -148,6 +148,8 @@ def descriptors(world: World) -> dict[str, Any]:
         if description.kind == "inotify":
             events = description.events
             while not events:
+                if not description.blocking:
+                    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
                 description.waiters.wait("events of a folder")
             data = b"".join(events)
             events.clear()

@@ -25,6 +25,9 @@ from simulation.world.descriptions import (
 from simulation.world.scheduler import Task
 from simulation.world.world import World
 
+ATTACH_FILTER = 26
+"""SO_ATTACH_FILTER: a listener that nobody can connect to any more."""
+
 
 def make(world: World) -> dict[str, Any]:
     """The names of the room."""
@@ -85,12 +88,12 @@ def make(world: World) -> dict[str, Any]:
             if fileno is None:
                 world.scarce("a socket", errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
                 packets = type & 0xF == socket.SOCK_SEQPACKET
-                self._number = process.add(Unbound(world, packets=packets))
+                self._number = process.add(Unbound(world, packets=packets, tcp=family == socket.AF_INET))
                 self.family, self.type = family, type & 0xF
             else:
                 description = process.get(fileno)
                 self._number = fileno
-                self.family = socket.AF_UNIX
+                self.family = socket.AF_INET if description.tcp else socket.AF_UNIX
                 self.type = socket.SOCK_SEQPACKET if getattr(description, "packets", False) else socket.SOCK_STREAM
             self.proto = 0
             self._closed: set[int] = set()
@@ -102,7 +105,7 @@ def make(world: World) -> dict[str, Any]:
         def _of(cls, description: Description, number: int) -> Socket:
             made = cls.__new__(cls)
             made._number = number
-            made.family, made.proto = socket.AF_UNIX, 0
+            made.family, made.proto = socket.AF_INET if description.tcp else socket.AF_UNIX, 0
             made.type = socket.SOCK_SEQPACKET if getattr(description, "packets", False) else socket.SOCK_STREAM
             made._closed, made._timeout, made._initial = set(), {}, None
             made._maker = world.here
@@ -164,8 +167,10 @@ def make(world: World) -> dict[str, Any]:
         def get_inheritable(self) -> bool:
             return False
 
-        def setsockopt(self, *_: Any) -> None:
-            self._description()
+        def setsockopt(self, level: int, option: int, *_: Any) -> None:
+            description = self._description()
+            if level == socket.SOL_SOCKET and option == ATTACH_FILTER and isinstance(description, Listener):
+                description.filtered = True
 
         def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
             description = self._description()
@@ -179,13 +184,13 @@ def make(world: World) -> dict[str, Any]:
             return b"\0" * size if size else 0
 
         def getsockname(self) -> Any:
-            return ""
+            return self._description().address
 
         def getpeername(self) -> Any:
             description = self._description()
             if not isinstance(description, Stream) or description.other is None:
                 raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
-            return ""
+            return description.other.address
 
         def dup(self) -> Socket:
             world.enter("dup")
@@ -195,10 +200,15 @@ def make(world: World) -> dict[str, Any]:
 
         # -- connecting
 
-        def bind(self, address: str) -> None:
+        def bind(self, address: Any) -> None:
             world.enter("bind")
             description = self._description()
             assert isinstance(description, Unbound)
+            if description.tcp:
+                if address in world.names:
+                    raise OSError(errno.EADDRINUSE, "Address already in use")
+                description.bound = description.address = address
+                return
             if address.startswith("\0"):
                 if address in world.names:
                     raise OSError(errno.EADDRINUSE, "Address already in use")
@@ -215,17 +225,27 @@ def make(world: World) -> dict[str, Any]:
         def listen(self, backlog: int = 128) -> None:
             process = world.enter("listen")
             unbound = self._description()
+            if isinstance(unbound, Listener):
+                unbound.backlog = backlog
+                return
             assert isinstance(unbound, Unbound)
             listener = Listener(world, backlog, process)
+            listener.tcp, listener.address = unbound.tcp, unbound.address
             world.names[unbound.bound] = listener
             process.table[self._number] = listener
             listener.references, unbound.references = unbound.references, 0
 
-        def connect(self, address: str) -> None:
+        def connect(self, address: Any) -> None:
             process = world.enter("connect")
             unbound = self._description()
             assert isinstance(unbound, Unbound)
-            if address.startswith("\0"):
+            if unbound.tcp:
+                found = world.names.get(address)
+                if found is not None and found.filtered:  # asks in vain, until there is somebody else to ask
+                    wait([found], lambda: found.closed, "a listener to answer", deadline(self.gettimeout()))
+                    if not found.closed:
+                        raise TimeoutError("timed out")
+            elif address.startswith("\0"):
                 found = world.names.get(address)
             else:
                 about = os.stat(address)
@@ -241,6 +261,9 @@ def make(world: World) -> dict[str, Any]:
             ours = Stream(world, packets=unbound.packets, owner=process)
             theirs = Stream(world, packets=unbound.packets, owner=process)
             ours.connect(theirs)
+            if unbound.tcp:
+                ours.tcp = theirs.tcp = True
+                ours.address, theirs.address = ("127.0.0.1", 40_000 + world.count("connection")), address
             ours.peer_owner = found.owner
             theirs.peer_owner = ours.owner
             theirs.references = 1
@@ -249,7 +272,7 @@ def make(world: World) -> dict[str, Any]:
             process.table[self._number] = ours
             ours.references, unbound.references = unbound.references, 0
 
-        def accept(self) -> tuple[Socket, str]:
+        def accept(self) -> tuple[Socket, Any]:
             process = world.enter("accept")
             listener = self._description()
             assert isinstance(listener, Listener)
@@ -266,7 +289,7 @@ def make(world: World) -> dict[str, Any]:
             number = process.add(stream)
             stream.references -= 1
             listener.changed()
-            return Socket._of(stream, number), ""
+            return Socket._of(stream, number), stream.other.address if stream.other is not None else stream.address
 
         def shutdown(self, how: int) -> None:
             world.enter("shutdown")
