@@ -66,7 +66,6 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         "trouble": [*sorted(story.choices.trouble.rates), *story.weather.kinds],
         "failed": story.failed,
         "folder": str(story.world.folder),
-        "slices": story.slices(),
         "marks": dict(history.marks),
     }
 
@@ -79,7 +78,13 @@ PRELOADED = (
 """Imported once for all histories, each of which runs in a process of its own."""
 
 
-PRELOADED_OF_SERVERS = ("uvicorn.server", "aspen_mp.serving.supervisor", "aspen_mp.serving.http", "aspen_mp.tools.metrics", "simulation.serving.story")
+PRELOADED_OF_SERVERS = (
+    "uvicorn.server",
+    "aspen_mp.serving.supervisor",
+    "aspen_mp.serving.http",
+    "aspen_mp.tools.metrics",
+    "simulation.serving.story",
+)
 
 
 def preload(plant: str = "", kind: str = "runtime") -> None:
@@ -262,6 +267,9 @@ def _night(given: Any, options: Any) -> int:
                 print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
     if given.marks:
+        from simulation.marks import EXPECTED
+
+        print("".join(f"not reached: {mark}\n" for mark in EXPECTED if not marks[mark]), end="")
         print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
     print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")
     return 1 if failed else 0

@@ -236,10 +236,6 @@ class Story:
         if not self.failed:
             self._finish()
 
-    def slices(self) -> dict[str, int]:
-        """How many slices each task has had."""
-        return dict(sorted(self.world.scheduler.slices.items(), key=lambda item: -item[1])[:12])
-
     def _over(self) -> bool:
         return bool(self.failed) or not any(process.alive for process in self.living)
 

@@ -86,9 +86,7 @@ class Weather:
     def _memory(self) -> None:
         world = self._world
         whole, short = 8 << 30, (64 << 20, 4 << 20, 256 << 10, 64 << 10, 24 << 10)
-        world.memory_bytes = (
-            whole if world.memory_bytes != whole else world.choices.pick(short)
-        )
+        world.memory_bytes = whole if world.memory_bytes != whole else world.choices.pick(short)
         world.history.note("memory", f"{world.memory_bytes >> 10} KiB are free")
         self._ends.append(lambda: setattr(world, "memory_bytes", whole))
 
