@@ -238,6 +238,8 @@ def main() -> int:
 
 
 def _night(given: Any, options: Any) -> int:
+    from simulation import shrink
+
     began = time.monotonic()
     seeds = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
 
@@ -263,6 +265,7 @@ def _night(given: Any, options: Any) -> int:
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+            print(f"    {shrink.command(options(found['seed']), given.kind)}", flush=True)
             if given.plant:
                 print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
