@@ -63,8 +63,7 @@ class Weather:
         victim = self._one(self._world.choices.pick(("worker", "worker", "planner", "client", "zygote")))
         if victim is not None and not victim.stopped:
             self._world.history.note(f"{victim.name} is stopped for a while")
-            victim.stop()
-            self._world.scheduler.later(self._world.choices.between(1_000_000, 4_000_000_000), victim.go_on)
+            self._world.stop_for_a_while(victim)
 
     def _end_planner(self) -> None:
         victim = self._one("planner")
