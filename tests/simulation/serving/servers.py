@@ -175,6 +175,20 @@ def observed_keeper(story: ServeStory, life: Life) -> Any:
     return Observed
 
 
+def observe_shelves(story: ServeStory) -> None:
+    """Note what front ends cannot load, when they find out."""
+    from aspen_mp.serving.shelf import Shelf
+
+    apply = Shelf.apply
+
+    async def applied(self: Any, catalogue: Any) -> dict[str, str]:
+        failed = await apply(self, catalogue)
+        story.servers.life.failed_loads |= set(failed)
+        return failed
+
+    Shelf.apply = applied  # type: ignore[method-assign]
+
+
 def observed_supervisor(story: ServeStory, life: Life) -> Any:
     """A supervisor that tells what front ends are told, and what they have reached."""
     from aspen_mp.serving.supervisor import Supervisor

@@ -9,7 +9,7 @@ from simulation import story, weather
 from simulation.serving import maintainer, visitors
 from simulation.serving.contents import kinds
 from simulation.serving.judgement import Judge
-from simulation.serving.servers import FOREVER, Servers, Settings
+from simulation.serving.servers import FOREVER, Servers, Settings, observe_shelves
 from simulation.world import serving
 from simulation.world.history import History
 
@@ -63,6 +63,7 @@ class ServeStory(story.Story):
         self.maintainer = maintainer.Maintainer(self, root, maintainer.draw(options.seed, options.acts))
         self.maintainer.begin(chance.sample(self.models, 3))
         self.servers = Servers(self, root, self.settings)
+        observe_shelves(self)
         self.scripts = visitors.draw(options.seed, options.users, options.acts)
         if options.most is not None:
             self._shorten(options.most)

@@ -86,11 +86,6 @@ OWN_OF_CLASSES: Final[list[tuple[str, str, str, Callable[[], Any] | None]]] = [
     ("aspen_mp.serving.access.ending", "EndingConnection", "all_gone", lambda: None),
     ("aspen_mp.serving.access.ending", "EndingConnection", "shaking", weakref.WeakSet),
     ("aspen_mp.serving.access.unread", "Unread", "owing", dict),
-    ("aspen_mp.client.deadlines", "deadlines", "_changed", _lock("Condition")),
-    ("aspen_mp.client.deadlines", "deadlines", "_numbers", itertools.count),
-    ("aspen_mp.client.deadlines", "deadlines", "_times", list),
-    ("aspen_mp.client.deadlines", "deadlines", "_late", dict),
-    ("aspen_mp.client.deadlines", "deadlines", "_thread", lambda: None),
 ]
 """Module, class or object, attribute, and what makes its value. They are exchanged where servers are simulated."""
 

@@ -181,8 +181,30 @@ def spawner(world: World, live: Callable[[Process, Callable[[], object]], object
     return create_subprocess_exec
 
 
+def _forget_garbage(world: World) -> None:
+    """What one process has left behind is found as garbage while another one runs, which has nothing to close."""
+    import asyncio.selector_events as events
+
+    from aspen_mp.client.loop_results import LoopResults
+
+    events._SelectorTransport.__del__ = lambda self: None  # type: ignore[attr-defined]
+    asyncio.BaseEventLoop.__del__ = lambda self: None  # type: ignore[attr-defined]
+    begin, end = LoopResults.__init__, LoopResults.__del__
+
+    def made(self: Any, *given: Any) -> None:
+        self.maker = world.here
+        begin(self, *given)
+
+    def gone(self: Any) -> None:
+        if world.scheduler.current is not None and world.here is self.maker:
+            end(self)
+
+    LoopResults.__init__, LoopResults.__del__ = made, gone  # type: ignore[method-assign]
+
+
 def install(world: World) -> None:
     """Give asyncio the world's threads, and each task its own running loop."""
+    _forget_garbage(world)
     import asyncio.base_events as base
 
     from simulation.world import threads
