@@ -176,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     number, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
     number("--kind", choices=["runtime", "serve"], default="runtime", help="What a history is of.")
     number("--seed", type=int, default=1, help="The first history.")
+    number("--seeds", default="", help="The histories to run, instead of several in a row, separated by commas.")
     number("--count", type=int, default=1, help="How many histories to run.")
     number("--minutes", type=float, default=0.0, help="How long to run histories, instead of a number of them.")
     number("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Histories that run at the same time.")
@@ -226,7 +227,7 @@ def main() -> int:
         found = shrink.shortest(options(given.seed), alone, lambda text: print(text, flush=True))
         print(shrink.command(found))
         return 0
-    if given.count == 1 and not given.minutes:
+    if given.count == 1 and not given.minutes and not given.seeds:
         found = one(options(given.seed), given.trace)
         print({key: value for key, value in found.items() if key != "failed"})
         for text in found["failed"]:
@@ -241,7 +242,9 @@ def _night(given: Any, options: Any) -> int:
     from simulation import shrink
 
     began = time.monotonic()
-    seeds = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
+    seeds: Iterable[int] = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
+    if given.seeds:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
 
     def histories() -> Iterator[Any]:
         for seed in seeds:

@@ -1,18 +1,22 @@
-"""Histories that failed once: seed, options of the command, and what was wrong. Changes of the simulation may lead a seed elsewhere."""
+"""Histories that failed once: seed, and what was wrong. Changes of the simulation may lead a seed elsewhere."""
 
 from __future__ import annotations
 
 from typing import Final
 
-SEEDS: Final[list[tuple[int, str, str]]] = [
-    (90, "", "a client's reading thread met a session that was not whole"),
-    (25, "", "loads that the end of a runtime cuts off failed with 'loading was cancelled'"),
-    (95, "", "RuntimeError where a pool could have no thread"),
-    (135, "", "a model's number was used in the next runtime"),
-    (178, "", "RuntimeError where a lost runtime was replaced and no thread was to be had"),
-    (177, "", "a planning child counted weights as known that a failed publication had given up"),
-    (1166, "", "the answer of such a child ended the planner process"),
-    (7, "", "memory of the simulation that was given back twice"),
-    (40, "", "a worker that was killed before its first word was never reaped"),
-    (14, "", "a worker without the descriptor of a file read what it had not mapped"),
-]
+SEEDS: Final = {
+    90: "a client's reading thread met a session that was not whole",
+    25: "loads that the end of a runtime cuts off failed with 'loading was cancelled'",
+    95: "RuntimeError where a pool could have no thread",
+    135: "a model's number was used in the next runtime",
+    178: "RuntimeError where a lost runtime was replaced and no thread was to be had",
+    177: "a planning child counted weights as known that a failed publication had given up",
+    1166: "the answer of such a child ended the planner process",
+    7: "memory of the simulation that was given back twice",
+    40: "a worker that was killed before its first word was never reaped",
+    14: "a worker without the descriptor of a file read what it had not mapped",
+    60251: "cancelling a request of several stages that had just ended raised an error",
+    60207: "a thread looked at all stages of a model while another one added one",
+    60004: "descriptors of arenas leaked",
+    60132: "a run directory was removed while a runtime started",
+}
