@@ -84,12 +84,20 @@ class Connection:
         self._answer(outcome)
         return self._over(outcome)
 
-    def pipelined(self, several: list[bytes]) -> list[Outcome]:
-        """Send requests at once and wait for the answers."""
+    def pipelined(self, several: list[bytes], cut: int = 0, pause_s: float = 0.0) -> list[Outcome]:
+        """Send requests at once and wait for the answers. `cut`: so many bytes of the last request come first, and the others `pause_s`
+        later."""
+        from aspen_mp.system import clock
+
         outcomes = [Outcome(self._now) for _ in several]
         try:
             self._connect(outcomes[0])
-            self._sock.sendall(b"".join(several))
+            whole = b"".join(several)
+            at = len(whole) - len(several[-1]) + cut if cut else len(whole)
+            self._sock.sendall(whole[:at])
+            if at < len(whole):
+                clock.sleep(pause_s)
+                self._sock.sendall(whole[at:])
         except OSError as error:
             if error.errno in SCARCE:
                 for outcome in outcomes:
