@@ -79,7 +79,13 @@ PRELOADED = (
 """Imported once for all histories, each of which runs in a process of its own."""
 
 
-PRELOADED_OF_SERVERS = ("uvicorn.server", "aspen_mp.serving.supervisor", "aspen_mp.serving.http", "aspen_mp.tools.metrics", "simulation.serving.story")
+PRELOADED_OF_SERVERS = (
+    "uvicorn.server",
+    "aspen_mp.serving.supervisor",
+    "aspen_mp.serving.http",
+    "aspen_mp.tools.metrics",
+    "simulation.serving.story",
+)
 
 
 def preload(plant: str = "", kind: str = "runtime") -> None:

@@ -15,4 +15,10 @@ SEEDS: Final[list[tuple[int, str, str]]] = [
     (7, "", "memory of the simulation that was given back twice"),
     (40, "", "a worker that was killed before its first word was never reaped"),
     (14, "", "a worker without the descriptor of a file read what it had not mapped"),
+    (4, "--kind serve --calm", "the first result of a session was told to nobody, and its request waited for ever"),
+    (6, "--kind serve --calm", "the answer to a request that was refused before its body was read got lost"),
+    (184, "--kind serve", "bytes of a body counted as headers of the next request"),
+    (1083, "--kind serve --users 6 --acts 30", "a load at the end of a server waited for the whole grace period"),
+    (429, "--kind serve", "a version that could not be loaded for want of descriptors was given up"),
+    (56, "--kind serve --users 5 --acts 20", "a supervisor span for ever, as a model's file had changed when the runtime was lost"),
 ]

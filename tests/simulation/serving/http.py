@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -75,10 +77,8 @@ class Connection:
         except OSError as error:
             outcome.how = "left" if error.errno in SCARCE else "late" if isinstance(error, TimeoutError) else "refused"
             return self._over(outcome)
-        try:
+        with contextlib.suppress(OSError):  # there may be an answer, all the same
             self._send(data, cuts, pause_s, leave, outcome)
-        except OSError:
-            pass  # there may be an answer, all the same
         if outcome.how == "left":
             return self._over(outcome)
         self._answer(outcome)
@@ -140,7 +140,7 @@ class Connection:
         from aspen_mp.system import clock
 
         places = [0, *sorted({1 + cut % (len(data) - 1) for cut in cuts}), len(data)]
-        pieces = [data[low:high] for low, high in zip(places, places[1:], strict=False)]
+        pieces = [data[low:high] for low, high in itertools.pairwise(places)]
         for k, piece in enumerate(pieces):
             if k and pause_s:
                 clock.sleep(pause_s)

@@ -53,7 +53,9 @@ class Inspector:
     def _load(self, name: str, there: bool) -> None:
         outcome = self._ask(request("POST", f"/v2/repository/models/{name}/load", {}, b""))
         if outcome.status not in ({200, 400} if there else {404, 400}):
-            self.story.wrong(f"load of {name}, of which {'something' if there else 'nothing'} is there: {outcome.status} {outcome.body[:200]!r}")
+            self.story.wrong(
+                f"load of {name}, of which {'something' if there else 'nothing'} is there: {outcome.status} {outcome.body[:200]!r}"
+            )
 
     def _check(self, name: str, there: list[int]) -> None:
         """The newest version that is right has to answer."""
@@ -78,7 +80,9 @@ class Inspector:
             if content is None or number != content.number:
                 if int(document["model_version"]) > there[-1] and self._is_known_loss(name):
                     continue  # the file of a newer one is no model: what it was before goes on
-                self.story.wrong(f"{name} has versions {there}, the newest {content}, and {number} of {document['model_version']} has answered")
+                self.story.wrong(
+                    f"{name} has versions {there}, the newest {content}, and {number} of {document['model_version']} has answered"
+                )
 
     def _is_known_loss(self, name: str) -> bool:
         """Whether the maintainer has spoiled a file of this model, whose earlier contents go on."""

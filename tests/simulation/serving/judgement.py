@@ -47,7 +47,9 @@ class Judge:
         elif outcome.status == 200:
             self._right(who, infer, outcome)
         elif not self._is_explained(infer, outcome, slow=slow):
-            self._wrong(who, f"infer {infer.name} was answered with {outcome.status} {outcome.body[:300]!r}, which nothing explains", outcome)
+            self._wrong(
+                who, f"infer {infer.name} was answered with {outcome.status} {outcome.body[:300]!r}, which nothing explains", outcome
+            )
 
     def _right(self, who: str, infer: Infer, outcome: Outcome) -> None:
         """The numbers are those of a version that was served at some moment between request and answer."""
@@ -101,7 +103,13 @@ class Judge:
         if status == 404:
             return self._was_absent(infer, outcome)
         if status == 503:
-            return self._stopped_late(outcome) or self._was_unserved(infer, outcome) or "kill-planner" in rates or "stop-process" in rates or "scarce" in rates
+            return (
+                self._stopped_late(outcome)
+                or self._was_unserved(infer, outcome)
+                or "kill-planner" in rates
+                or "stop-process" in rates
+                or "scarce" in rates
+            )
         if status == 504:
             return bool(infer.timeout_us)
         if status == 429:
@@ -198,7 +206,8 @@ class Judge:
 
     def _could_refuse(self, outcome: Outcome) -> bool:
         return not any(
-            life.listens <= outcome.began and life.refused > outcome.ended and life.ended > outcome.ended for life in self.story.servers.lives
+            life.listens <= outcome.began and life.refused > outcome.ended and life.ended > outcome.ended
+            for life in self.story.servers.lives
         )
 
     def _could_cut(self, outcome: Outcome, *, slow: bool) -> bool:
@@ -220,7 +229,11 @@ class Judge:
         soon = life.refused + int(LAST_S * S)
         if "stop-process" in self.story.choices.trouble.rates:
             soon = life.refused
-        return outcome.connected < life.refused and 0 < outcome.sent < soon and outcome.ended < life.refused + int(self.story.settings.grace_s * S)
+        return (
+            outcome.connected < life.refused
+            and 0 < outcome.sent < soon
+            and outcome.ended < life.refused + int(self.story.settings.grace_s * S)
+        )
 
     # ---- the sums
 

@@ -263,4 +263,3 @@ class Maintainer:
 
     def do_think(self, ms: int, *_: int) -> None:
         self._pause(ms % 3000 + 1)
-
