@@ -41,10 +41,20 @@ class Keeper:
         self.served: list[Served] = []
         self.unserved: list[Unserved] = []
 
-    @property
-    def models(self) -> list[aspen_mp.Model]:
-        """What is loaded."""
-        return list(self._held.values())
+    async def revive(self) -> None:
+        """Loads everything again in the runtime that came after one that was lost. What cannot be is forgotten: `settle` takes what is on
+        disk now. RuntimeLost where the runtime has gone again."""
+        for found, model in list(self._held.items()):
+            while True:
+                before = await asyncio.to_thread(lambda: self._runtime.pid)
+                try:
+                    await asyncio.to_thread(model.revive)
+                except AspenError as error:
+                    if before != await asyncio.to_thread(lambda: self._runtime.pid):
+                        continue  # that is why
+                    _say(f"version {found.version} of model {found.name!r} cannot be loaded again: {error}")
+                    self._held.pop(found, None)
+                break
 
     async def settle(self) -> list[aspen_mp.Model]:
         """Brings the models in service in line with the disk. Returns models to unload once no front end uses them any more.

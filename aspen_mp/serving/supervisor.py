@@ -250,7 +250,8 @@ class Supervisor:
         """Waits until there is a runtime with all models. RuntimeLost where there will be none."""
         while True:
             try:
-                await asyncio.to_thread(self._runtime.revive, self._keeper.models)
+                await asyncio.to_thread(self._runtime.revive)
+                await self._keeper.revive()
                 return
             except RuntimeLost:
                 if self._runtime.closed or self._stopping.is_set():

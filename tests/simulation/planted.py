@@ -245,7 +245,9 @@ class _Finder:
 
 def plant(name: str) -> None:
     """Have the fault in the product from now on. Before anything of it is imported."""
-    fault = FAULTS[name]
+    from simulation.serving import planted as serving
+
+    fault = {**FAULTS, **serving.FAULTS}[name]
     if fault.module in sys.modules:
         raise RuntimeError(f"{fault.module} has been imported already")
     finder: Any = _Finder(fault)

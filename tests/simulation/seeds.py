@@ -20,3 +20,12 @@ SEEDS: Final = {
     60004: "descriptors of arenas leaked",
     60132: "a run directory was removed while a runtime started",
 }
+OF_SERVERS: Final = [
+    (4, "--calm", "the first result of a session was told to nobody, and its request waited for ever"),
+    (6, "--calm", "the answer to a request that was refused before its body was read got lost"),
+    (184, "", "bytes of a body counted as headers of the next request"),
+    (1083, "--users 6 --acts 30", "a load at the end of a server waited for the whole grace period"),
+    (429, "", "a version that could not be loaded for want of descriptors was given up"),
+    (56, "--users 5 --acts 20", "a supervisor span for ever, as a model's file had changed when the runtime was lost"),
+]
+"""The same of servers: seed, options of the command, and what was wrong."""

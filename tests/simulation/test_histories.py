@@ -45,6 +45,15 @@ def test_without_trouble_nothing_takes_long() -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.parametrize("options", [("--calm",), (), ("--users", "5", "--acts", "20")])
+def test_histories_of_servers_hold(options: tuple[str, ...]) -> None:
+    for each in ("uvicorn", "httptools", "uvloop", "simdjson", "orjson", "starlette"):
+        pytest.importorskip(each)
+    done = command("--kind", "serve", "--seed", "1", "--count", "600" if LONG else "15", *options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert ", 0 failed" in done.stdout
+
+
 def test_two_runs_of_a_seed_are_the_same() -> None:
     done = command("--seed", "501", "--count", "200" if LONG else "8", "--twice")
     assert done.returncode == 0, done.stdout[-4000:]
@@ -54,6 +63,13 @@ def test_two_runs_of_a_seed_are_the_same() -> None:
 def test_histories_that_failed_once() -> None:
     done = command("--seeds", ",".join(str(seed) for seed in seeds.SEEDS))
     assert done.returncode == 0, f"{seeds.SEEDS}: {done.stdout[-4000:]}"
+
+
+@pytest.mark.parametrize(("seed", "options"), [(seed, options) for seed, options, _ in seeds.OF_SERVERS])
+def test_histories_of_servers_that_failed_once(seed: int, options: str) -> None:
+    pytest.importorskip("uvicorn")
+    done = command("--kind", "serve", "--seed", str(seed), *options.split())
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize("name", planted.FAULTS if LONG else SHORT)

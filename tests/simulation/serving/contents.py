@@ -1,4 +1,4 @@
-"""Small models that simulated servers serve. Each file adds a number of its own to its results, so that an answer tells which file made it."""
+"""Small models that simulated servers serve. Each file adds a number of its own to its results: an answer tells which file made it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -75,21 +77,27 @@ class Connection:
         except OSError as error:
             outcome.how = "left" if error.errno in SCARCE else "late" if isinstance(error, TimeoutError) else "refused"
             return self._over(outcome)
-        try:
+        with contextlib.suppress(OSError):  # there may be an answer, all the same
             self._send(data, cuts, pause_s, leave, outcome)
-        except OSError:
-            pass  # there may be an answer, all the same
         if outcome.how == "left":
             return self._over(outcome)
         self._answer(outcome)
         return self._over(outcome)
 
-    def pipelined(self, several: list[bytes]) -> list[Outcome]:
-        """Send requests at once and wait for the answers."""
+    def pipelined(self, several: list[bytes], cut: int = 0, pause_s: float = 0.0) -> list[Outcome]:
+        """Send requests at once and wait for the answers. `cut`: so many bytes of the last request come first, and the others `pause_s`
+        later."""
+        from aspen_mp.system import clock
+
         outcomes = [Outcome(self._now) for _ in several]
         try:
             self._connect(outcomes[0])
-            self._sock.sendall(b"".join(several))
+            whole = b"".join(several)
+            at = len(whole) - len(several[-1]) + cut if cut else len(whole)
+            self._sock.sendall(whole[:at])
+            if at < len(whole):
+                clock.sleep(pause_s)
+                self._sock.sendall(whole[at:])
         except OSError as error:
             if error.errno in SCARCE:
                 for outcome in outcomes:
@@ -132,7 +140,7 @@ class Connection:
         from aspen_mp.system import clock
 
         places = [0, *sorted({1 + cut % (len(data) - 1) for cut in cuts}), len(data)]
-        pieces = [data[low:high] for low, high in zip(places, places[1:], strict=False)]
+        pieces = [data[low:high] for low, high in itertools.pairwise(places)]
         for k, piece in enumerate(pieces):
             if k and pause_s:
                 clock.sleep(pause_s)

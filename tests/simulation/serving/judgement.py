@@ -127,6 +127,11 @@ class Judge:
         """Whether a server's grace period was over."""
         return any(life.refused + int(self.story.settings.grace_s * S) <= outcome.ended for life in self._lives(outcome))
 
+    def _stops_early(self, outcome: Outcome) -> bool:
+        """Whether a server was told to end, and its grace period was not over."""
+        grace = int(self.story.settings.grace_s * S)
+        return any(life.term <= outcome.ended < life.refused + grace for life in self._lives(outcome))
+
     def _was_absent(self, infer: Infer, outcome: Outcome) -> bool:
         """Whether the version was not served at some moment."""
         for life in self._lives(outcome):
@@ -157,11 +162,12 @@ class Judge:
             return
         rates, status = self.story.choices.trouble.rates, outcome.status
         allowed = {200} if statuses is None else set(statuses)
-        if "/models/" in path:
+        if "/models/" in path and not path.endswith("load"):
             allowed |= {404, 503}
-        if path.endswith(("/load", "/unload")) and any(life.term <= outcome.ended for life in self._lives(outcome)):
-            allowed.add(503)
-        if self._stopped_late(outcome):
+        if path.endswith(("/load", "/unload")):
+            allowed |= {503} if self._stops_early(outcome) else set()
+        slow = {"stop-process", "kill-planner", "kill-front_end", "scarce"} & rates.keys()
+        if self._stopped_late(outcome) and (slow or not path.endswith("load")):  # loads are refused as soon as the end begins
             allowed.add(503)
         if path.startswith("/v2/health/ready"):
             allowed.add(503)

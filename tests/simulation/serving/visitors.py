@@ -21,6 +21,7 @@ ACTIONS: Final = {
     "burst": 8,
     "leave": 6,
     "pipeline": 4,
+    "chase": 4,
     "deadline": 4,
     "wrong": 4,
     "read": 10,
@@ -204,9 +205,18 @@ class Visitor:
         for thread in started:
             thread.join()
 
+    def do_chase(self, which: int, seed: int, style: int, cut: int, ms: int, *_: int) -> None:
+        """A large body that may be refused before it is read, and a request behind it whose head comes in two parts."""
+        infers = [Infer("wide", seed, 4 + style % 2), Infer(self._name(which), seed, style)]
+        outcomes = self.connection.pipelined([infer.data for infer in infers], 1 + cut % 60, (ms % 300 + 1) / 1e3)
+        self._judge_all(infers, outcomes)
+
     def do_pipeline(self, which: int, seed: int, style: int, many: int, *_: int) -> None:
         infers = [Infer(self._name(which + k), seed + k, style + k) for k in range(2 + many % 2)]
-        outcomes = self.connection.pipelined([infer.data for infer in infers])
+        self._judge_all(infers, self.connection.pipelined([infer.data for infer in infers]))
+
+    def _judge_all(self, infers: list[Infer], outcomes: list[Outcome]) -> None:
+        """Of requests that were sent together."""
         closed = False
         for infer, outcome in zip(infers, outcomes, strict=True):
             if closed and outcome.how == "cut":  # an answer said that it is the last one
