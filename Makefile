@@ -121,7 +121,7 @@ test-pytorch: setup
 test-services: setup
 	@$(call needs,serve grpc text otel ray) > $(VENV)/services.txt
 	@$(PIP) -r $(VENV)/services.txt "tritonclient[http,grpc]" openai schemathesis gevent eventlet
-	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes tests/api/runtime/test_greenlets.py
+	@$(BIN)/python -m pytest --durations 20 $(TEST_FLAGS) tests/serving tests/nodes tests/simulation tests/api/runtime/test_greenlets.py
 	@$(BIN)/python -m pytest $(TEST_FLAGS) tests/docs -k "serve or ray"
 
 # Tests of the long tiers have no limit.
@@ -135,7 +135,7 @@ simulate: setup
 	@$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --marks
 
 stress: setup
-	@$(LONG) tests/stress tests/crash tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
+	@$(LONG) tests/stress tests/crash tests/simulation tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
 
 # A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
 SANITIZE := build/sanitize

@@ -91,6 +91,7 @@ FULL: Final = {
             "serving/costs/test_serving_attacks.py",
             "crash/outages/test_retry.py::test_killed_again_and_again",
             "crash/kills/test_process_ends.py",
+            "simulation/test_histories.py::test_a_failing_history_gets_shorter",
             "crash/scarcity",
             "stress/fuzz/test_fuzz.py::test_nothing_is_found",
             "stress/processes/test_bucketed_requests.py",

@@ -204,7 +204,9 @@ def printed(document: str) -> str:
     """The document with the table of faults between its marks."""
     found = json.loads(FOUND.read_text(encoding="utf-8"))
     rows = ["| fault | where | what was really wrong | histories |", "|---|---|---|---:|"]
-    for name, fault in FAULTS.items():
+    from simulation.serving import planted as serving
+
+    for name, fault in {**FAULTS, **serving.FAULTS}.items():
         was = fault.what if fault.was == "the same" else fault.was
         rows.append(f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {was} | {found.get(name, {}).get('histories', '')} |")
     before, _, rest = document.partition(MARKS[0])

@@ -61,9 +61,8 @@ def command(options: Options, kind: str = "runtime") -> str:
     """The command that runs this history."""
     words = [f"python -m tests.simulation --kind {kind} --seed {options.seed} --trace"]
     ordinary = Options(options.seed)
-    for name in ("users", "acts", "steps"):
-        if getattr(options, name) != getattr(ordinary, name):
-            words.append(f"--{name} {getattr(options, name)}")
+    changed = [name for name in ("users", "acts", "steps") if getattr(options, name) != getattr(ordinary, name)]
+    words += [f"--{name} {getattr(options, name)}" for name in changed]
     if options.most is not None:
         words.append(f"--most {options.most}")
     if options.without:

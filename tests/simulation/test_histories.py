@@ -35,13 +35,13 @@ def built() -> None:
 
 
 def test_histories_hold() -> None:
-    done = command("--seed", "1", "--count", "1000" if LONG else "40")
+    done = command("--seed", "1", "--count", "1000" if LONG else "30")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert ", 0 failed" in done.stdout
 
 
 def test_without_trouble_nothing_takes_long() -> None:
-    done = command("--seed", "1", "--count", "300" if LONG else "12", "--calm")
+    done = command("--seed", "1", "--count", "300" if LONG else "8", "--calm")
     assert done.returncode == 0, done.stdout[-4000:]
 
 
@@ -55,7 +55,7 @@ def test_histories_of_servers_hold(options: tuple[str, ...]) -> None:
 
 
 def test_two_runs_of_a_seed_are_the_same() -> None:
-    done = command("--seed", "501", "--count", "200" if LONG else "8", "--twice")
+    done = command("--seed", "501", "--count", "200" if LONG else "5", "--twice")
     assert done.returncode == 0, done.stdout[-4000:]
     assert "two runs differ" not in done.stdout
 

@@ -28,7 +28,7 @@ import aspen_mp
 from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.wire import run_directory
 
-ROUNDS = 200 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
+ROUNDS = 200 if os.environ.get("ASPEN_MP_TIER") == "long" else 6
 NAME = "doomed"
 
 CLIENT = """

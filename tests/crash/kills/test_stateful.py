@@ -37,7 +37,7 @@ from aspen_mp.errors import PoisonTile, RequestCancelled, RequestError, RequestT
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 STEPS = 30
-EXAMPLES = 20_000 // STEPS if LONG else 12
+EXAMPLES = 20_000 // STEPS if LONG else 4  # simulated histories have such lives by the thousand
 MOST_WORKERS = 4
 SIGNALS = [signal.SIGKILL] * 4 + [signal.SIGSEGV, signal.SIGSTOP]
 

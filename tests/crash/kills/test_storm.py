@@ -17,7 +17,7 @@ NETWORKS = ("resnet50", "bert_base") if LONG else ("resnet18@image=64", "bert_ba
 
 
 def test_workers_are_killed() -> None:
-    weather = storm.Weather(seconds=180 if LONG else 10, per_minute=75 if LONG else 300, calm_s=10 if LONG else 0.5, at_once=0.15, seed=3)
+    weather = storm.Weather(seconds=180 if LONG else 5, per_minute=75 if LONG else 300, calm_s=10 if LONG else 0.5, at_once=0.15, seed=3)
     found = storm.measure([cases.parse(text) for text in NETWORKS], weather)
     assert (found.lost, found.wrong, found.why) == (0, 0, [])
     assert found.requests
@@ -31,7 +31,7 @@ def test_workers_are_killed() -> None:
 
 
 def test_workers_come_and_go() -> None:
-    plan = churn.ChurnSchedule(changes=1200 if LONG else 250, rest_s=0.02 if LONG else 0.005, seed=5)
+    plan = churn.ChurnSchedule(changes=1200 if LONG else 100, rest_s=0.02 if LONG else 0.005, seed=5)
     found = churn.measure([cases.parse(text) for text in NETWORKS], plan)
     assert (found.lost, found.wrong, found.why) == (0, 0, [])
     assert found.requests
