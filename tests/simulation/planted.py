@@ -203,12 +203,11 @@ FOUND: Final = Path(__file__).parent / "found.json"
 def printed(document: str) -> str:
     """The document with the table of faults between its marks."""
     found = json.loads(FOUND.read_text(encoding="utf-8"))
-    rows = ["| fault | where | what was really wrong | histories |", "|---|---|---|---:|"]
+    rows = ["| fault | where | was there | histories |", "|---|---|---|---:|"]
     from simulation.serving import planted as serving
 
     for name, fault in {**FAULTS, **serving.FAULTS}.items():
-        was = fault.what if fault.was == "the same" else fault.was
-        rows.append(f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {was} | {found.get(name, {}).get('histories', '')} |")
+        rows.append(f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {'yes' if fault.was else ''} | {found.get(name, {}).get('histories', '')} |")
     before, _, rest = document.partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     return f"{before}{MARKS[0]}\n{chr(10).join(rows)}\n{MARKS[1]}{after}"
