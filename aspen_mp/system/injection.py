@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from aspen_mp.system import descriptors, filesystem, processes, sockets
 
-__all__: list[str] = []  # no room: nobody calls anything here
 VARIABLE: Final = "ASPEN_MP_INJECT"
 KINDS: Final = ("delays", "partial", "scarce", "kill-planner", "kill-worker", "kill-zygote", "kill-plan", "kill-cache", "stop-process")
 _SCARCE: Final = (errno.EMFILE, errno.ENFILE)

@@ -21,7 +21,8 @@ _PATH_METHODS: Final = {name for name in dir(Path) if not hasattr(PurePath, name
 def rooms() -> dict[str, ModuleType]:
     """The rooms of `aspen_mp.system` by their names."""
     folder = Path(importlib.import_module(SYSTEM).__file__ or "").parent
-    return {file.stem: importlib.import_module(f"{SYSTEM}.{file.stem}") for file in sorted(folder.glob("[a-z]*.py"))}
+    names = sorted({file.stem for file in folder.glob("[a-z]*.py")} - {"injection"})  # which hands on nothing
+    return {name: importlib.import_module(f"{SYSTEM}.{name}") for name in names}
 
 
 def standard_names(room: ModuleType) -> dict[str, str]:

@@ -66,7 +66,6 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
         "trouble": [*sorted(story.choices.trouble.rates), *story.weather.kinds],
         "failed": story.failed,
         "folder": str(story.world.folder),
-        "slices": story.slices(),
         "marks": dict(history.marks),
     }
 
@@ -177,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     number, flag = parser.add_argument, partial(parser.add_argument, action="store_true")
     number("--kind", choices=["runtime", "serve"], default="runtime", help="What a history is of.")
     number("--seed", type=int, default=1, help="The first history.")
+    number("--seeds", default="", help="The histories to run, instead of several in a row, separated by commas.")
     number("--count", type=int, default=1, help="How many histories to run.")
     number("--minutes", type=float, default=0.0, help="How long to run histories, instead of a number of them.")
     number("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Histories that run at the same time.")
@@ -227,7 +227,7 @@ def main() -> int:
         found = shrink.shortest(options(given.seed), alone, lambda text: print(text, flush=True))
         print(shrink.command(found))
         return 0
-    if given.count == 1 and not given.minutes:
+    if given.count == 1 and not given.minutes and not given.seeds:
         found = one(options(given.seed), given.trace)
         print({key: value for key, value in found.items() if key != "failed"})
         for text in found["failed"]:
@@ -239,8 +239,12 @@ def main() -> int:
 
 
 def _night(given: Any, options: Any) -> int:
+    from simulation import shrink
+
     began = time.monotonic()
-    seeds = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
+    seeds: Iterable[int] = itertools.count(given.seed) if given.minutes else range(given.seed, given.seed + given.count)
+    if given.seeds:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
 
     def histories() -> Iterator[Any]:
         for seed in seeds:
@@ -264,10 +268,14 @@ def _night(given: Any, options: Any) -> int:
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
+            print(f"    {shrink.command(options(found['seed']), given.kind)}", flush=True)
             if given.plant:
                 print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
     if given.marks:
+        from simulation.marks import EXPECTED
+
+        print("".join(f"not reached: {mark}\n" for mark in EXPECTED if not marks[mark]), end="")
         print("\n".join(f"{number:8} {mark}" for mark, number in sorted(marks.items())))
     print(f"{dict(totals)}, {failed} failed, {time.monotonic() - began:.1f} s")
     return 1 if failed else 0

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from simulation.world.world import World
 
-EXPECTED: Final[tuple[str, ...]] = ()
+EXPECTED: Final = (
+    *("descriptors were lost on their way", "event draining", "event machine-changed", "event no-workers", "event not-replanned"),
+    *("event one-shape", "event plan-dropped", "event planner-lacks", "event recovered", "event replanned", "event runtime-restarted"),
+    *("event weights-lost", "event worker-died", "event worker-joined", "event worker-left", "event worker-moves"),
+    *("event worker-not-started", "event worker-stopped", "event zygote-died", "model gone: failed", "model loaded: asked"),
+    *("model loaded: left", "model loading: asked", "model loading: failed", "model loading: left", "model loading: read"),
+    *("model loading: twin", "plan cached: verified", "plan failed: failed", "plan live: asked", "plan live: retired"),
+    *("plan planning: asked", "plan planning: built", "plan planning: failed", "plan planning: lacked", "plan planning: stopped"),
+    *("plan publishing: failed", "plan publishing: lacked", "plan publishing: published", "plan requested: asked"),
+    *("plan requested: hit", "plan requested: missed", "plan requested: stopped", "plan reserving: built", "plan reserving: lacked"),
+    *("plan reserving: missed", "plan reserving: reserved", "plan retiring: collected", "plan waiting: failed", "plan waiting: relieved"),
+)
+"""Marks of histories of a runtime and its users."""
 
 
 def observe(world: World) -> None:

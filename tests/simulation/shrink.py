@@ -59,7 +59,11 @@ def shortest(options: Options, run: Run, tell: Callable[[str], object]) -> Optio
 
 def command(options: Options, kind: str = "runtime") -> str:
     """The command that runs this history."""
-    words = [f"python -m tests.simulation --kind {kind} --seed {options.seed} --users {options.users} --acts {options.acts} --trace"]
+    words = [f"python -m tests.simulation --kind {kind} --seed {options.seed} --trace"]
+    ordinary = Options(options.seed)
+    for name in ("users", "acts", "steps"):
+        if getattr(options, name) != getattr(ordinary, name):
+            words.append(f"--{name} {getattr(options, name)}")
     if options.most is not None:
         words.append(f"--most {options.most}")
     if options.without:

@@ -161,6 +161,7 @@ class Story:
 
     def _explained(self, script: users.Script, act: users.Act, error: BaseException) -> bool:
         from aspen_mp import errors
+        from aspen_mp.control.wire.protocol import HANDSHAKE_S
 
         rates = {*self.choices.trouble.rates, *self.weather.kinds}
         planner_goes = bool(rates & {"kill-planner", "kill-anyone", "end-planner", "stop-anyone"})
@@ -171,6 +172,10 @@ class Story:
         if act.what == "threads" and isinstance(error, RuntimeError):  # the user's own thread could not be had
             return "scarce" in rates
         if act.what == "broken" and isinstance(error, errors.ModelParseError):
+            return True
+        if isinstance(error, errors.ProtocolError) and f"within {HANDSHAKE_S:g} s" in str(error):  # somebody stood still for so long
+            return bool(rates & {"stop-process", "stop-anyone"})
+        if script.name == "host" and isinstance(error, errors.ResourceLimitError) and "cores" in rates:  # a core went at that moment
             return True
         if isinstance(error, errors.ResourceLimitError):
             return bool(rates & {"scarce", "kill-plan", "kill-anyone", "memory"})
@@ -226,7 +231,8 @@ class Story:
         self.choices.quiet = True
         self.weather.stop()
         for process in list(world.processes.values()):
-            process.go_on()
+            if process.kind != "worker":  # which its runtime has to end
+                process.go_on()
         horizon = scheduler.now + int(BOUND_S * 1e9)
         if not self._over() and not scheduler.run(10 * self.options.steps, until=self._over, horizon=horizon):
             self._stuck("users do not come to an end")
@@ -235,10 +241,6 @@ class Story:
         self._look_at_rest()
         if not self.failed:
             self._finish()
-
-    def slices(self) -> dict[str, int]:
-        """How many slices each task has had."""
-        return dict(sorted(self.world.scheduler.slices.items(), key=lambda item: -item[1])[:12])
 
     def _over(self) -> bool:
         return bool(self.failed) or not any(process.alive for process in self.living)

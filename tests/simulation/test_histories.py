@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import folders
 import pytest
@@ -16,6 +14,8 @@ from simulation.native import build
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 MINUTES = 10
+SHORT = ["part-of-a-frame", "calls-after-the-loss", "dead-are-not-replaced"]
+"""Planted faults that are found within seconds."""
 
 
 def command(*arguments: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
@@ -34,15 +34,14 @@ def built() -> None:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize("first", [1, 301])
-def test_histories_hold(first: int) -> None:
-    done = command("--seed", str(first), "--count", "1000" if LONG else "40")
+def test_histories_hold() -> None:
+    done = command("--seed", "1", "--count", "1000" if LONG else "40")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert ", 0 failed" in done.stdout
 
 
 def test_without_trouble_nothing_takes_long() -> None:
-    done = command("--seed", "1", "--count", "20", "--calm")
+    done = command("--seed", "1", "--count", "300" if LONG else "12", "--calm")
     assert done.returncode == 0, done.stdout[-4000:]
 
 
@@ -56,28 +55,36 @@ def test_histories_of_servers_hold(options: tuple[str, ...]) -> None:
 
 
 def test_two_runs_of_a_seed_are_the_same() -> None:
-    done = command("--seed", "501", "--count", "100" if LONG else "12", "--twice")
+    done = command("--seed", "501", "--count", "200" if LONG else "8", "--twice")
     assert done.returncode == 0, done.stdout[-4000:]
     assert "two runs differ" not in done.stdout
 
 
 def test_histories_that_failed_once() -> None:
-    for seed, options, what in seeds.SEEDS:
-        if "serve" in options:
-            pytest.importorskip("uvicorn")
-        done = command("--seed", str(seed), *options.split())
-        assert done.returncode == 0, f"seed {seed} ({what}): {done.stdout[-4000:]}"
+    done = command("--seeds", ",".join(str(seed) for seed in seeds.SEEDS))
+    assert done.returncode == 0, f"{seeds.SEEDS}: {done.stdout[-4000:]}"
 
 
-@pytest.mark.parametrize("name", planted.FAULTS)
+@pytest.mark.parametrize("options", seeds.SEEDS_OF_SERVERS)
+def test_histories_of_servers_that_failed_once(options: str) -> None:
+    pytest.importorskip("uvicorn")
+    found = seeds.SEEDS_OF_SERVERS[options]
+    done = command("--kind", "serve", "--seeds", ",".join(map(str, found)), *options.split())
+    assert done.returncode == 0, f"{found}: {done.stdout[-4000:]}"
+
+
+@pytest.mark.parametrize("name", planted.FAULTS if LONG else SHORT)
 def test_planted_faults_are_found(name: str) -> None:
-    """In the quick tiers at the seed where it was found last, in the long tier from fresh seeds."""
-    known = json.loads((Path(__file__).parent / "found.json").read_text())
-    if LONG:
-        done = command("--plant", name, "--minutes", str(MINUTES), "--seed", "1000000")
-    else:
-        done = command("--plant", name, "--seed", str(known[name]["seed"]), "--count", "2", "--jobs", "1")
+    how = ("--minutes", str(MINUTES), "--seed", "1000000") if LONG else ("--count", "60")
+    done = command("--plant", name, *how)
     assert f"{name}: found by history" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_a_failing_history_gets_shorter() -> None:
+    found = command("--plant", SHORT[0], "--count", "60").stdout
+    seed = found.rpartition("(seed ")[2].partition(")")[0]
+    done = command("--plant", SHORT[0], "--seed", seed, "--shrink")
+    assert f"python -m tests.simulation --kind runtime --seed {seed}" in done.stdout, found + done.stdout
 
 
 def test_the_page_lists_the_planted_faults() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -246,6 +245,3 @@ class User:
 
     def do_reconnect(self, *_: int) -> None:
         self._let_go()
-
-
-Live = Callable[[], None]

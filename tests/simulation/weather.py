@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 
 from simulation.world.world import World
 
-KINDS: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock")
+KINDS: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock", "run-folder")
 """Kinds of events. A history has some of them."""
 MOST_KILLED: Final = ("worker", "worker", "worker", "planner", "client", "zygote", "plan", "cache")
 """Kinds of processes that are killed, as often as they stand here."""
@@ -62,8 +63,7 @@ class Weather:
         victim = self._one(self._world.choices.pick(("worker", "worker", "planner", "client", "zygote")))
         if victim is not None and not victim.stopped:
             self._world.history.note(f"{victim.name} is stopped for a while")
-            victim.stop()
-            self._world.scheduler.later(self._world.choices.between(1_000_000, 4_000_000_000), victim.go_on)
+            self._world.stop_for_a_while(victim)
 
     def _end_planner(self) -> None:
         victim = self._one("planner")
@@ -84,10 +84,8 @@ class Weather:
 
     def _memory(self) -> None:
         world = self._world
-        whole = 8 << 30
-        world.memory_bytes = (
-            whole if world.memory_bytes != whole else world.choices.pick((64 << 20, 4 << 20, 256 << 10, 64 << 10, 24 << 10))
-        )
+        whole, short = 8 << 30, (64 << 20, 4 << 20, 256 << 10, 64 << 10, 24 << 10)
+        world.memory_bytes = whole if world.memory_bytes != whole else world.choices.pick(short)
         world.history.note("memory", f"{world.memory_bytes >> 10} KiB are free")
         self._ends.append(lambda: setattr(world, "memory_bytes", whole))
 
@@ -107,6 +105,13 @@ class Weather:
             if data:
                 data[self._world.choices.below(len(data))] ^= 1 << self._world.choices.below(8)
                 file.write_bytes(data)
+
+    def _run_folder(self) -> None:
+        """Whoever cleans up temporary files removes the folder of runtimes while none is there."""
+        world = self._world
+        if all(process.young for process in world.alive("planner")):
+            shutil.rmtree(world.folder / "run" / "aspen-mp", ignore_errors=True)
+            world.history.note("the run directory is removed")
 
     def _clock(self) -> None:
         self._world.wall_offset_ns += self._world.choices.between(-86_400, 86_400) * 1_000_000_000

@@ -162,7 +162,7 @@ class StageTree:
         self._fixed = fixed
         self._transfers = Transfers()
         self._counts = session.tally.row(model_id)
-        self._roots: dict[Key, _Node] = {}
+        self._roots: dict[Key, _Node] = {}  # this and the following may change while another thread looks at all: it looks at a copy
         self._single: dict[Key, Stage] = {}
         self._behind: OrderedDict[int, _Node] = OrderedDict()
         self._buckets: dict[tuple[int, int], KnownBucket] = {}
@@ -379,12 +379,12 @@ class StageTree:
                 old.stage.close()
 
     def _behind_bytes(self) -> int:
-        return sum(node.stage.kept_bytes for node in self._behind.values() if node.stage is not None)
+        return sum(node.stage.kept_bytes for node in list(self._behind.values()) if node.stage is not None)
 
     def _keeps_too_much(self) -> bool:
         if self._session.memory.nbytes <= self._most_kept:
             return False
-        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages()) > self._most_kept
+        return sum(stage.kept_bytes for node in list(self._roots.values()) for stage in node.stages()) > self._most_kept
 
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
@@ -458,8 +458,8 @@ class StageTree:
     def _shed(self) -> bool:
         """Gives all memory back that waits for requests, because memory is wanted. Whether there was any."""
         with self._lock:
-            stages = [stage for node in self._roots.values() for stage in node.stages()]
-            stages += [node.stage for node in self._behind.values() if node.stage is not None]
+            stages = [stage for node in list(self._roots.values()) for stage in node.stages()]
+            stages += [node.stage for node in list(self._behind.values()) if node.stage is not None]
         for stage in stages:
             stage.shed()
         before = self._session.memory.nbytes
@@ -523,14 +523,14 @@ class StageTree:
 
     def _forget(self, node: _Node, stage: Stage) -> None:
         node.stage = None
-        for key in [key for key, known in self._single.items() if known is stage]:
+        for key in [key for key, known in list(self._single.items()) if known is stage]:
             del self._single[key]
         stage.close()
 
     def stale(self, stage: Stage) -> None:
         """The plan of a `single` stage has gone."""
         self._drop_bucket(stage)
-        for node in self._roots.values():
+        for node in list(self._roots.values()):
             if node.stage is stage:
                 self._forget(node, stage)
 
@@ -542,7 +542,7 @@ class StageTree:
     def close(self) -> None:
         """Gives every region back. Requests that wait for a driver fail."""
         self._closed = True
-        for node in self._roots.values():
+        for node in list(self._roots.values()):
             for stage in node.stages():
                 stage.close()
         self._roots.clear()

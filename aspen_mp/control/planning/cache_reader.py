@@ -42,7 +42,8 @@ def stage(
                 return None
             known[file.id] = next_number + len(received)
             received.append(("weights", file.nbytes, fd))
-        received += [("arena", arena.nbytes, descriptors.dup(arena.fd)) for arena in arenas]
+        for arena in arenas:
+            received.append(("arena", arena.nbytes, descriptors.dup(arena.fd)))  # noqa: PERF401  # none is lost where the next one fails
         plan = Segment.create("plan", entry.segment.nbytes)
     except BaseException:
         protocol.close_all([fd for _, _, fd in received])

@@ -128,6 +128,10 @@ class Claim:
         self.name = check_name(name)
         self._dir = self._lock = -1
         _refuse_twin(name)
+        self._take()
+
+    def _take(self) -> None:
+        """Take the name: the directory, and the lock in it."""
         while self._lock < 0:
             self._dir = open_directory(create=True)
             try:
@@ -169,7 +173,16 @@ class Claim:
     def listen(self) -> sockets.socket:
         """The listening socket, mode 0600. Only the holder of the lock gets here, so socket files that exist are a dead one's.
 
-        The file gets its name once somebody listens: whoever sees it come can connect."""
+        The file gets its name once somebody listens: whoever sees it come can connect. Where a cleaner of temporary files has removed the
+        directory meanwhile, the name is taken anew."""
+        while True:
+            try:
+                return self._listening()
+            except FileNotFoundError:
+                self.release()
+                self._take()
+
+    def _listening(self) -> sockets.socket:
         new = f"{self.name}.new"
         with suppress(FileNotFoundError):
             filesystem.unlink(new, dir_fd=self._dir)
@@ -179,6 +192,9 @@ class Claim:
             sock.bind(f"/proc/self/fd/{self._dir}/{new}")
             sock.listen(64)
             filesystem.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
+        except FileNotFoundError:
+            sock.close()
+            raise
         except OSError as error:
             sock.close()
             raise AspenError(_unusable(path(), error)) from None

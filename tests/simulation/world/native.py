@@ -7,7 +7,7 @@ import errno
 from simulation.native import _hooks
 from simulation.world.descriptions import EventFd
 from simulation.world.processes import Process
-from simulation.world.scheduler import BLOCKED, Task, Waiters
+from simulation.world.scheduler import BLOCKED, Task
 from simulation.world.world import World
 
 SPIN_NS = (500, 5_000)
@@ -59,7 +59,6 @@ class Native:
         self._world = world
         self._mappings: dict[int, dict[int, int]] = {}
         self.futexes = Futexes(world)
-        self._gil = Waiters(world.scheduler)
         _hooks.set_now(world.scheduler.now)
         _hooks.install(
             pause=self._pause,
@@ -84,8 +83,7 @@ class Native:
     def _pause(self, held: bool) -> None:
         if self._world.scheduler.current is None:
             return
-        process = self._world.enter("an atomic operation")
-        del process
+        self._world.enter("an atomic operation")
         if not held:
             self._world.scheduler.pause()
 

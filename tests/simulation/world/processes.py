@@ -67,6 +67,11 @@ class Process:
     def __repr__(self) -> str:
         return f"{self.name}({self.pid})"
 
+    @property
+    def young(self) -> bool:
+        """Whether it has hardly begun: nobody can have found it yet."""
+        return not any(description.kind == "listener" for description in self.table.values())
+
     # ---- descriptors
 
     def add(self, description: Description, number: int = -1) -> int:

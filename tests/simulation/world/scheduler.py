@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +81,6 @@ class Scheduler:
         self.now = START_NS
         self.steps = 0
         self.current: Task | None = None
-        self.slices: Counter[str] = Counter()
         self.on_switch: Callable[[Task], object] = lambda task: None
         self.on_slice: Callable[[Task], object] = lambda task: None
         self.on_jump: Callable[[int], object] = lambda ns: None
@@ -212,7 +210,6 @@ class Scheduler:
 
     def _slice(self, task: Task) -> None:
         self.steps += 1
-        self.slices[f"{task.process.name}/{task.name}: {task.waits}"] += 1
         task.state = RUNNING
         self.current = task
         self.on_slice(task)

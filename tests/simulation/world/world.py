@@ -144,12 +144,17 @@ class World:
                 process.exit(signal.SIGKILL)
             if choices.happens("stop-process") and process.kind != "client":
                 self.history.note(f"{process.name} is stopped at {name}")
-                process.stop()
-                self.scheduler.later(choices.between(1_000_000, 3_000_000_000), process.go_on)
+                self.stop_for_a_while(process)
                 self.scheduler.pause()
             if choices.happens("preempt"):
                 self.scheduler.pause()
         return process
+
+    def stop_for_a_while(self, process: Process) -> None:
+        """Stop a process. A worker may be stopped for ever: the runtime has to end it."""
+        process.stop()
+        if process.kind != "worker" or self.choices.chance(0.7):
+            self.scheduler.later(self.choices.between(1_000_000, 4_000_000_000), process.go_on)
 
     def scarce(self, what: str, *numbers: int) -> None:
         """Raise one of these errors now and then."""

@@ -100,3 +100,32 @@ def test_folders_for_a_while() -> None:
     filesystem.rmtree(folder, ignore_errors=True)
     with pytest.raises(FileNotFoundError):
         filesystem.rmtree(folder)
+
+
+@pytest.mark.parametrize("text", ["nonsense=1", "partial=2", "scarce=-0.1", "delays=often"])
+def test_trouble_that_is_not_known(text: str) -> None:
+    from aspen_mp.system import injection
+
+    with pytest.raises(ValueError, match=r"ASPEN_MP_INJECT|could not convert"):
+        injection.Trouble(text)
+
+
+def test_real_processes_meet_trouble() -> None:
+    """A runtime answers although its messages come in pieces and late, and workers die at calls of the system."""
+    code = """
+import numpy as np, aspen_mp
+from simulation import models
+known = models.known()
+with aspen_mp.Runtime(2, log="off") as runtime:
+    for each in known:
+        model = runtime.load(each.data)
+        for seed in range(5):
+            feeds = each.feeds(seed, each.lengths[seed % len(each.lengths)])
+            for name, wanted in each.answer(feeds).items():
+                assert np.array_equal(model.run(feeds)[name], wanted)
+print("right")
+"""
+    tests = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "ASPEN_MP_INJECT": "seed=3,partial=0.3,delays=0.05,kill-worker=0.002", "PYTHONPATH": str(tests)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600, check=False)
+    assert done.stdout == "right\n", done.stderr
