@@ -218,6 +218,8 @@ class Judge:
                 return True
             if any(since <= died <= outcome.ended + S for died in life.deaths):
                 return True
+            if life.term <= outcome.ended and any(died <= outcome.ended for died in life.deaths):
+                return True  # one that died shortly before the end is not replaced: nobody takes what waits for it
             if not life.ready and life.term <= outcome.ended and life.listens <= since <= life.ended:
                 return True  # it was told to end before it served anybody
             if life.refused <= outcome.ended and life.listens <= since <= life.ended:
