@@ -207,7 +207,9 @@ def printed(document: str) -> str:
     from simulation.serving import planted as serving
 
     for name, fault in {**FAULTS, **serving.FAULTS}.items():
-        rows.append(f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {'yes' if fault.was else ''} | {found.get(name, {}).get('histories', '')} |")
+        rows.append(
+            f"| {fault.what} | `{fault.module.removeprefix('aspen_mp.')}` | {'yes' if fault.was else ''} | {found.get(name, {}).get('histories', '')} |"
+        )
     before, _, rest = document.partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     return f"{before}{MARKS[0]}\n{chr(10).join(rows)}\n{MARKS[1]}{after}"
