@@ -42,7 +42,7 @@ class Keeper:
         self.unserved: list[Unserved] = []
 
     async def revive(self) -> None:
-        """Loads everything again in the runtime that came after one that was lost. What cannot be is forgotten: `settle` takes what is on
+        """Loads everything again in the runtime that came after one that was lost. Models that cannot be loaded are forgotten: `settle` takes what is on
         disk now. RuntimeLost where the runtime has gone again."""
         for found, model in list(self._held.items()):
             while True:
