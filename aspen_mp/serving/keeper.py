@@ -42,8 +42,8 @@ class Keeper:
         self.unserved: list[Unserved] = []
 
     async def revive(self) -> None:
-        """Loads everything again in the runtime that came after one that was lost. Models that cannot be loaded are forgotten: `settle` takes what is on
-        disk now. RuntimeLost where the runtime has gone again."""
+        """Loads everything again in the runtime that came after one that was lost. Models that cannot be loaded are forgotten: `settle`
+        takes what is on disk now. RuntimeLost where the runtime has gone again."""
         for found, model in list(self._held.items()):
             while True:
                 before = await asyncio.to_thread(lambda: self._runtime.pid)
