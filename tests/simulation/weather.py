@@ -94,7 +94,7 @@ class Weather:
         if not files:
             return
         file = self._world.choices.pick(files)
-        how = self._world.choices.below(3)
+        how = self._world.choices.below(2 if file.parent.name == "weights" else 3)  # workers have mapped what was verified
         self._world.history.note(f"a {file.suffix or 'nameless'} file of the cache", ("vanishes", "is cut short", "is damaged")[how])
         if how == 0:
             file.unlink()
@@ -110,7 +110,9 @@ class Weather:
         """Whoever cleans up temporary files removes the folder of runtimes while none is there."""
         world = self._world
         if all(process.young for process in world.alive("planner")):
-            shutil.rmtree(world.folder / "run" / "aspen-mp", ignore_errors=True)
+            folder = world.folder / "run" / "aspen-mp"
+            world.folder_goes(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             world.history.note("the run directory is removed")
 
     def _clock(self) -> None:

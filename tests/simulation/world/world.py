@@ -221,6 +221,14 @@ class World:
         if arguments:
             self._tell_watches(arguments[0], named.get("dst_dir_fd"), 0x80)
 
+    def folder_goes(self, folder: Path) -> None:
+        """A folder is about to be removed: who watches it hears that, and nothing more of it. Another one may get its number."""
+        if folder.exists():
+            about = folder.stat()
+            for watch in sorted(self.watches, key=lambda watch: watch.number):
+                watch.tell((about.st_dev, about.st_ino), 0x400, "")
+                watch.folders.pop((about.st_dev, about.st_ino), None)
+
     def _tell_watches(self, path: Any, folder: int | None, mask: int) -> None:
         head, name = os.path.split(os.fspath(path))
         about = os.fstat(folder) if folder is not None and not head else os.stat(head or ".")
