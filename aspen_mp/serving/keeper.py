@@ -42,8 +42,9 @@ class Keeper:
         self.unserved: list[Unserved] = []
 
     async def revive(self) -> None:
-        """Loads everything again in the runtime that came after one that was lost. What cannot be is forgotten: `settle` takes what is on
-        disk now. RuntimeLost where the runtime has gone again."""
+        """Loads everything again in the runtime that came after one that was lost. RuntimeLost where that has gone, too.
+
+        A version that cannot be loaded again is forgotten. `settle` loads what is on disk now."""
         for found, model in list(self._held.items()):
             while True:
                 before = await asyncio.to_thread(lambda: self._runtime.pid)

@@ -347,7 +347,7 @@ class LimitedConnection(HttpToolsProtocol):
     # ---- what is written
 
     def close_after_body(self) -> None:
-        """The end of the connection after an answer. What still comes of the request is read and thrown away before."""
+        """Close the connection after an answer. The rest of the request is read before, and thrown away."""
         if not self._in_message or self.transport.is_closing():
             self.transport.close()
             return
