@@ -166,7 +166,7 @@ class Judge:
             allowed |= {404, 503}
         if path.endswith(("/load", "/unload")):
             allowed |= {503} if self._stops_early(outcome) else set()
-        slow = {"stop-process", "kill-planner", "kill-front_end", "scarce"} & rates.keys()
+        slow = rates.keys() - {"delays", "partial", "small-buffers", "kill-client"}
         if self._stopped_late(outcome) and (slow or not path.endswith("load")):  # loads are refused as soon as the end begins
             allowed.add(503)
         if path.startswith("/v2/health/ready"):

@@ -8,6 +8,7 @@ from typing import Any, Final
 from simulation import story, weather
 from simulation.serving import maintainer, visitors
 from simulation.serving.contents import kinds
+from simulation.serving.http import Connection, request
 from simulation.serving.judgement import Judge
 from simulation.serving.servers import FOREVER, Servers, Settings, observe_shelves
 from simulation.world import serving
@@ -113,6 +114,16 @@ class ServeStory(story.Story):
     def _visitor_ended(self, process: Any) -> None:
         self.visitors_lost |= bool(process.status)
 
+    def _call_late(self) -> None:
+        """A visitor whose connection is there before the end of a server, and which asks for a load soon after it."""
+        from aspen_mp.system import clock
+
+        connection = Connection(self.world)
+        for pause_s, method, path in ((0.4, "GET", "/v2/health/live"), (0.0, "POST", f"/v2/repository/models/{self.models[0]}/load")):
+            self.judge.other("late", method, path, connection.ask(request(method, path, {}, b"")))
+            clock.sleep(pause_s)
+        connection.close()
+
     def _inspect(self) -> None:
         """At the end, what lies on disk is served."""
         from simulation.serving.inspection import Inspector
@@ -129,6 +140,8 @@ class ServeStory(story.Story):
         self.living.append(world.start("maintainer", self.maintainer.live))
         for after_s in self._terms:
             scheduler.later(int(after_s * 1e9), lambda: self.choices.quiet or self.servers.term())
+            if self.settings.repository:
+                scheduler.later(int((after_s - 0.2) * 1e9), lambda: self.living.append(world.start("client", self._call_late)))
         scheduler.run(self.options.steps, until=self._over)
         self._quieten()
         if self._rest("visitors do not come to an end", story.BOUND_S):
