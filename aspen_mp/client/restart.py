@@ -18,7 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.greenlets import readable
-from aspen_mp.shm.scarcity import start_thread, submit
+from aspen_mp.shm.scarcity import is_scarce, start_thread, submit
 from aspen_mp.system import clock, descriptors, processes, threads
 
 if TYPE_CHECKING:
@@ -111,6 +111,10 @@ class OwnServer:
             return os.waitstatus_to_exitcode(processes.waitpid(pid, 0)[1])
         except (ChildProcessError, ProcessLookupError):
             return 0
+        except OSError as error:
+            if pidfd >= 0 or not is_scarce(error):
+                raise
+            return os.waitstatus_to_exitcode(processes.waitpid(pid, 0)[1])  # no descriptor to wait with: without a limit
         finally:
             if pidfd >= 0:
                 descriptors.close(pidfd)

@@ -23,8 +23,8 @@ _TORN, _MARKED = struct.pack("<II", 0, 0), struct.pack("<II", 0, 1)
 
 
 def is_file(fd: int) -> bool:
-    """Whether weights lie in a file that has a name, where others can get at it."""
-    return descriptors.fstat(fd).st_nlink > 0
+    """Whether weights lie in a file of the plan cache, where others can get at it. Its name may be gone by now, so its digest tells."""
+    return any(descriptors.pread(fd, DIGEST_END - DIGEST_AT, DIGEST_AT))
 
 
 def borrowed(fd: int) -> tuple[int, int, tuple[Borrowed, ...]]:
