@@ -80,13 +80,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "where a pool can have no thread, users get a bare RuntimeError",
         "the same",
     ),
-    "segment-that-is-left": Planted(
-        f"{CLIENT}.requests.memory",
-        "            self._leave -= unused.keys()  # the next segment may get such a number\n",
-        "",
-        "a number of a data segment that went is still avoided when it comes again",
-        "allocations failed with a bare AssertionError",
-    ),
     "waiters-of-a-stopped-plan": Planted(
         f"{CONTROL}.models.plan_requests",
         "        plan.model.background_child.close()\n        for asker in waiters:\n            self._ask_again(plan.model, asker)\n",
@@ -172,12 +165,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "            elif clock.monotonic() < until:  # what happened before this watch began the next attempt sees\n                stack.close()\n                watch = stack.enter_context(Watch())\n",
         "            elif clock.monotonic() < until:\n                stack.close()\n                watch = stack.enter_context(Watch())\n                if not watch.wait(until - clock.monotonic(), stop):\n                    break\n",
         "a runtime that comes between the look and the watch is not seen",
-    ),
-    "damaged-plans": Planted(
-        f"{CONTROL}.planning.plan_cache",
-        "            if hashlib.sha256(body).digest() != digest:\n",
-        "            if not digest:\n",
-        "a damaged file of the plan cache is used",
     ),
     "lost-wakes": Planted(
         "simulation.world.native",

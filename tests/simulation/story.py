@@ -208,15 +208,14 @@ class Story:
                 continue
             self.told = self.world.here.add(EventFd(self.world, 0))
             while not self.ended:
-                if not self.ended:
-                    try:
-                        runtime.wait(self.told)
-                        if not self.ended:
-                            runtime.revive()
-                    except BaseException as error:
-                        if not self._explained(users.Script("host", True), users.Act("revive", ()), error):
-                            raise
-                        break
+                try:
+                    runtime.wait(self.told)
+                    if not self.ended:
+                        runtime.revive()
+                except BaseException as error:
+                    if not self._explained(users.Script("host", True), users.Act("revive", ()), error):
+                        raise
+                    break
             runtime.close()
             descriptors.close(self.told)
 
@@ -236,14 +235,29 @@ class Story:
         horizon = scheduler.now + int(BOUND_S * 1e9)
         if not self._over() and not scheduler.run(10 * self.options.steps, until=self._over, horizon=horizon):
             self._stuck("users do not come to an end")
-        if self.failed:
-            return
-        self._look_at_rest()
-        if not self.failed:
-            self._finish()
+        for look in (self._look_whether_it_serves, self._look_at_rest, self._finish):
+            if not self.failed:
+                look()
 
     def _over(self) -> bool:
         return bool(self.failed) or not any(process.alive for process in self.living)
+
+    def _look_whether_it_serves(self) -> None:
+        """Trouble is over: one more user comes, and nothing may go wrong for it."""
+        world, scheduler = self.world, self.world.scheduler
+        last = world.start("client", self._use)
+        scheduler.run(10 * self.options.steps, until=lambda: not last.alive, horizon=scheduler.now + int(BOUND_S * 1e9))
+        if last.alive:
+            self._stuck("a user who comes when trouble is over is not served")
+
+    def _use(self) -> None:
+        user = users.User(self, users.Script("last user", True))
+        user.runtime = self.connect(user.script)
+        for which in range(2):
+            user.do_load(which)
+            user.do_run(which, 5)
+        user.do_status()
+        user.runtime.close()
 
     def _look_at_rest(self) -> None:
         """All users have gone, and nobody disturbs the runtime: it holds what it held before they came."""
