@@ -32,6 +32,8 @@ ACTIONS: Final = {
     "think": 14,
     "reconnect": 4,
 }
+PATIENCE_NS: Final = 29_000_000_000
+"""A little less than servers wait for a body, or for an answer to be read."""
 READS: Final = ("/v2", "/v2/health/live", "/v2/models/{name}", "/v2/models/{name}/ready", "/v2/models/{name}/config", "/v2/models/stats")
 
 
@@ -219,7 +221,8 @@ class Visitor:
         """Of requests that were sent together."""
         closed = False
         for infer, outcome in zip(infers, outcomes, strict=True):
-            if closed and outcome.how == "cut":  # an answer said that it is the last one
+            unread = outcome.ended - outcome.began > PATIENCE_NS  # it sent on where it should have read
+            if (closed or unread) and outcome.how == "cut":  # an answer said that it is the last one
                 outcome.how = "left"
             self._infer(infer, outcome)
             closed = closed or outcome.headers.get("connection") == "close" or outcome.how != "answered"
