@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -39,16 +40,28 @@ class Judge:
             elif not process.stopped:
                 self._look(process, planner._parts)
 
+    @staticmethod
+    def _submitted(parts: Any) -> int:
+        """Requests that clients have submitted and no worker has begun."""
+        from aspen_mp.shm.bindings import _control
+
+        fds = [parts.memory.segments[client.segment].fd for client in parts.base.clients.values()]
+        pending = [os.pread(fd, _control.SLOTS // 8, _control.CLIENT_PENDING) for fd in fds]
+        return sum(int.from_bytes(bits, "little").bit_count() for bits in pending)
+
     def _look(self, process: Process, parts: Any) -> None:
         """Nobody is ready for a while. Then no request may be under way on workers that all sleep: nobody would wake them."""
         table = parts.workers.table
         status = table.status()
-        under_way = status["instances"]["running"] + status["instances"]["claimed"]
+        under_way = status["instances"]["running"] + status["instances"]["claimed"] + self._submitted(parts)
         if status["epoch"] % 2 or not under_way or parts.care.recovery.going_on:
             return
         workers = [worker for worker in table.workers() if worker["state"] == "running"]
         processes = [self._world.processes.get(worker["pid"]) for worker in workers]
         if not workers or any(each is None or each.stopped or not each.alive for each in processes):
             return
+        clients = [self._world.processes[client.connection.pid] for client in parts.base.clients.values()]
+        if any(each.stopped or not each.alive for each in clients):
+            return  # one in the middle of a submission, or whose end is about to be heard of
         if all(worker["idle"] == "parked" for worker in workers):
             self._world.violation(f"{under_way} requests of {process.name} are under way while all its {len(workers)} workers sleep")
