@@ -241,7 +241,7 @@ class StageTree:
             self._forget(node, stage)
             node.stage = self._stage(node, planned)
 
-    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None, *, ahead: bool) -> None:
+    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None, *, ahead: bool) -> _Node:
         """Plans the first stage for inputs of these shapes, as far as shapes alone allow. `ahead`: of requests, so it may take longer."""
         key = shape_key(arrays)
         node = self._roots.get(key) or self._root(key, arrays)
@@ -251,11 +251,12 @@ class StageTree:
             elif node.stage is None and not node.wanted:
                 self._plan(node, progress, ahead)
         self._note_single(key, node)
+        return node
 
     def hold(self, arrays: Mapping[str, Any]) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
         """`Stage.hold` of the first stage for inputs of these shapes."""
-        self.plan_first(arrays, None, ahead=False)
-        stage = self._roots[shape_key(arrays)].stage
+        stage = self.plan_first(arrays, None, ahead=False).stage
+        self._check()  # another thread may have closed all stages meanwhile
         if stage is None:
             raise RequestError(
                 f"model {self._model!r} has no input buffers, because values of its inputs decide shapes. Pass arrays to run() instead"
