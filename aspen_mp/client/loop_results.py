@@ -40,9 +40,8 @@ class LoopResults:
         self._fd = -1
         self.loop = loop
         self._session = weakref.ref(session)
-        self._fd = descriptors.dup(
-            session.channel.event()
-        )  # its own: one that is closed while it is watched would spoil the next of its number
+        # Its own: one that is closed while it is watched would spoil the next of its number.
+        self._fd = descriptors.dup(session.channel.event())
         loop.add_reader(self._fd, self._arrived)
 
     def _arrived(self) -> None:

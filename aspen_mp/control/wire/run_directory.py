@@ -178,7 +178,9 @@ class Claim:
         while True:
             try:
                 return self._listening()
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if descriptors.fstat(self._dir).st_nlink:  # it is there: something else is missing, such as /proc
+                    raise AspenError(_unusable(path(), error)) from None
                 self.release()
                 self._take()
 

@@ -78,7 +78,7 @@ def descriptors(world: World) -> dict[str, Any]:
         world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
         if dir_fd is not None:
             real(dir_fd)
-        return opened(os.open(world.path(path), flags, mode, dir_fd=dir_fd))
+        return opened(os.open(path, flags, mode, dir_fd=dir_fd))
 
     def close(number: int) -> None:
         world.enter("close").close(number)
@@ -308,14 +308,14 @@ def filesystem(world: World) -> dict[str, Any]:
             number = opener(path, os.O_RDONLY | os.O_CLOEXEC)
             raw = File(number, mode.replace("b", ""), closefd=False)
             return raw if named.get("buffering", -1) == 0 else io.BufferedReader(raw)
-        return builtins.open(world.path(path), mode, *arguments, **named)
+        return builtins.open(path, mode, *arguments, **named)
 
     def plain(name: str, *, changes: bool = False) -> Callable[..., Any]:
         function = getattr(os, name)
 
         def call(path: Any, *arguments: Any, **named: Any) -> Any:
             world.enter(name)
-            found = function(world.path(path), *arguments, **named)
+            found = function(path, *arguments, **named)
             if changes:
                 world.folder_changed(path, arguments, named)
             return found
@@ -326,14 +326,14 @@ def filesystem(world: World) -> dict[str, Any]:
         process = world.enter("listdir")
         if path == "/proc/self/fd":
             return [str(number) for number in sorted(process.table)]
-        return sorted(os.listdir(world.path(path)))
+        return sorted(os.listdir(path))
 
     class Entries:
         """What `os.scandir` gives, in one order on all machines."""
 
         def __init__(self, path: Any) -> None:
             world.enter("scandir")
-            with os.scandir(world.path(path)) as entries:
+            with os.scandir(path) as entries:
                 self._entries = sorted(entries, key=lambda entry: entry.name)
 
         def __iter__(self) -> Any:

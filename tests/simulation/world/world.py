@@ -203,10 +203,6 @@ class World:
         assert isinstance(found, EventFd)
         return found
 
-    def path(self, path: Any) -> Any:
-        """Where a path of the simulated world lies in truth: nothing outside of the world's folder is ever written."""
-        return path
-
     def memory_available(self) -> int:
         return self.memory_bytes
 
