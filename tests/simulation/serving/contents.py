@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from tests.simulation.small_models import model_bytes, small_integers, value_info
 
 Arrays = dict[str, npt.NDArray[Any]]
 DATATYPES: Final = {"float32": "FP32", "int64": "INT64"}
@@ -35,31 +37,17 @@ class Kind:
     joins: bool
 
 
-def _model(nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: Mapping[str, npt.NDArray[Any]], name: str) -> bytes:
-    graph = helper.make_graph(nodes, name, inputs, outputs, [numpy_helper.from_array(a, n) for n, a in constants.items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return model.SerializeToString()
-
-
-def _value(name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> Any:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _small(seed: int, *shape: int) -> npt.NDArray[np.float32]:
-    state = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64) * 7919 + seed * 104729
-    return ((state >> 3) % 5 - 2).astype(np.float32).reshape(shape)
-
-
 def _twice(name: str, columns: int, rows: tuple[int, ...]) -> Kind:
     """y = 2 x + c, row by row."""
 
     def file(c: int) -> bytes:
         nodes = [helper.make_node("Mul", ["x", "two"], ["t"]), helper.make_node("Add", ["t", "c"], ["y"])]
         constants = {"two": np.array(2, np.float32), "c": np.array(c, np.float32)}
-        return _model(nodes, [_value("x", ["n", columns])], [_value("y", ["n", columns])], constants, name)
+        return model_bytes(nodes, [value_info("x", ["n", columns])], [value_info("y", ["n", columns])], constants, name)
 
-    return Kind(name, file, lambda seed, n: {"x": _small(seed, n, columns)}, lambda f, c: {"y": f["x"] * 2 + np.float32(c)}, rows, True)
+    return Kind(
+        name, file, lambda seed, n: {"x": small_integers(seed, n, columns)}, lambda f, c: {"y": f["x"] * 2 + np.float32(c)}, rows, True
+    )
 
 
 def _pair() -> Kind:
@@ -72,13 +60,13 @@ def _pair() -> Kind:
             helper.make_node("Sub", ["a", "b"], ["d"]),
             helper.make_node("Add", ["d", "c"], ["difference"]),
         ]
-        shapes = [_value(each, [2, 3]) for each in ("a", "b", "sum", "difference")]
-        return _model(nodes, shapes[:2], shapes[2:], {"c": np.array(c, np.float32)}, "pair")
+        shapes = [value_info(each, [2, 3]) for each in ("a", "b", "sum", "difference")]
+        return model_bytes(nodes, shapes[:2], shapes[2:], {"c": np.array(c, np.float32)}, "pair")
 
     def answer(f: Mapping[str, npt.NDArray[Any]], c: int) -> Arrays:
         return {"sum": f["a"] + f["b"] + np.float32(c), "difference": f["a"] - f["b"] + np.float32(c)}
 
-    return Kind("pair", file, lambda seed, n: {"a": _small(seed, 2, 3), "b": _small(seed + 1, 2, 3)}, answer, (0,), False)
+    return Kind("pair", file, lambda seed, n: {"a": small_integers(seed, 2, 3), "b": small_integers(seed + 1, 2, 3)}, answer, (0,), False)
 
 
 TABLE: Final = 20
@@ -90,7 +78,7 @@ def _pick() -> Kind:
     def file(c: int) -> bytes:
         nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
         table = (np.arange(TABLE) * 3 + c).astype(np.float32)
-        return _model(nodes, [_value("x", ["n"], TensorProto.INT64)], [_value("y", ["n"])], {"table": table}, "pick")
+        return model_bytes(nodes, [value_info("x", ["n"], TensorProto.INT64)], [value_info("y", ["n"])], {"table": table}, "pick")
 
     def feeds(seed: int, n: int) -> Arrays:
         return {"x": ((np.arange(n, dtype=np.int64) * 7 + seed) % TABLE).astype(np.int64)}
