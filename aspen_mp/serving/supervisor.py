@@ -22,7 +22,7 @@ from aspen_mp.serving.front_end import ENVIRONMENT, Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
-from aspen_mp.serving.repository.disk import folders
+from aspen_mp.serving.repository.disk import folders, lacks
 from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.serving.telemetry.ledger import make as ledger_memory
 from aspen_mp.shm.errors import AspenError, RuntimeLost
@@ -94,6 +94,7 @@ class Supervisor:
         self._number = 0
         self._named: dict[str, Named] = {}
         self._absent = ""
+        self._follow: Callable[[], bool] = lambda: True
         self._again_s = AGAIN_S
         self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
@@ -183,11 +184,12 @@ class Supervisor:
         """Serves the models on disk. Old versions are unloaded once no front end offers them."""
         async with self._settling:
             before = self._keeper.served, self._keeper.unserved
+            watched = self._follow()  # before the look, so that nothing is missed
             try:
                 old = await self._keeper.settle()
             except RuntimeLost:
                 return  # once the runtime is there again, this is done again
-            self._settle_again()
+            self._settle_again(self._keeper.lacks or not watched)
             if (self._keeper.served, self._keeper.unserved) == before:
                 return
             self._tell_all()
@@ -195,12 +197,12 @@ class Supervisor:
                 await self._until_reached()
             await asyncio.to_thread(unload, old)
 
-    def _settle_again(self) -> None:
+    def _settle_again(self, lacks: bool) -> None:
         """Later, where something was missing that may be there then."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        if not self._keeper.lacks:
+        if not lacks:
             self._again_s = AGAIN_S
         elif not self._stopping.is_set():
             self._again = asyncio.get_running_loop().call_later(self._again_s, lambda: self._spawn(self._settle()))
@@ -211,17 +213,28 @@ class Supervisor:
         stack.callback(watch.close)
         loop = asyncio.get_running_loop()
 
-        def add() -> None:
-            for root in self._watched:
-                with contextlib.suppress(FileNotFoundError):  # a folder that goes while it is looked at
-                    watch.add(folders(root))
+        said = ""
+
+        def follow() -> bool:
+            """Watches all folders that are there. False where that is to be tried again."""
+            nonlocal said
+            try:
+                for root in self._watched:
+                    with contextlib.suppress(FileNotFoundError):  # a folder that goes while it is looked at
+                        watch.add(folders(root))
+            except (OSError, MemoryError) as error:
+                if said != (text := f"changes of models are not followed: {error}"):
+                    said = text
+                    _say(text)
+                return not lacks(error)
+            said = ""
+            return True
 
         def changed() -> None:
             watch.read()
-            add()
             self._spawn(self._settle())
 
-        add()
+        self._follow = follow
         loop.add_reader(watch.fd, changed)
         stack.callback(loop.remove_reader, watch.fd)
 

@@ -89,8 +89,8 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
     "unwatched": Planted(
         f"{SERVING}.supervisor",
-        "            watch.read()\n            add()\n",
-        "            watch.read()\n",
+        "            watched = self._follow()",
+        "            watched = self._number > 0 or self._follow()",
         "new folders are not watched",
     ),
     "absent-for-ever": Planted(
