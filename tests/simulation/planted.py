@@ -80,6 +80,13 @@ FAULTS: Final[dict[str, Planted]] = {
         "where a pool can have no thread, users get a bare RuntimeError",
         "the same",
     ),
+    "repeats-without-threads": Planted(
+        f"{CLIENT}.requests.submission",
+        "        except ResourceLimitError as error:  # no thread can be had: nobody will ever submit it\n",
+        "        except ZeroDivisionError as error:\n",
+        "a request whose runtime is lost, and for which no thread can be had, is never answered",
+        "the same",
+    ),
     "waiters-of-a-stopped-plan": Planted(
         f"{CONTROL}.models.plan_requests",
         "        plan.model.background_child.close()\n        for asker in waiters:\n            self._ask_again(plan.model, asker)\n",

@@ -11,6 +11,7 @@ import pytest
 
 from simulation import planted, seeds
 from simulation.native import build
+from simulation.serving import planted as of_servers
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 MINUTES = 10
@@ -72,9 +73,12 @@ def test_histories_of_servers_that_failed_once(seed: int, options: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-@pytest.mark.parametrize("name", planted.FAULTS if LONG else SHORT)
+@pytest.mark.parametrize("name", [*planted.FAULTS, *of_servers.FAULTS] if LONG else SHORT)
 def test_planted_faults_are_found(name: str) -> None:
-    how = ("--minutes", str(MINUTES), "--seed", "1000000") if LONG else ("--count", "60")
+    """From fresh seeds, where the same histories hold without the fault."""
+    if name in of_servers.FAULTS:
+        pytest.importorskip("uvicorn")
+    how = ("--minutes", str(MINUTES), "--seed", "1000000", "--users", "5", "--acts", "20") if LONG else ("--count", "60")
     done = command("--plant", name, *how)
     assert f"{name}: found by history" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -97,7 +97,7 @@ class Judge:
         return False
 
     def _is_explained(self, infer: Infer, outcome: Outcome, *, slow: bool) -> bool:
-        rates, status = self.story.choices.trouble.rates, outcome.status
+        rates, status = self.story.reasons, outcome.status
         if status == 400:
             return infer.spoiled
         if status == 404:
@@ -160,13 +160,13 @@ class Judge:
         if outcome.how != "answered":
             self._unanswered(who, "", outcome)
             return
-        rates, status = self.story.choices.trouble.rates, outcome.status
+        rates, status = self.story.reasons, outcome.status
         allowed = {200} if statuses is None else set(statuses)
         if "/models/" in path and not path.endswith("load"):
             allowed |= {404, 503}
         if path.endswith(("/load", "/unload")):
             allowed |= {503} if self._stops_early(outcome) else set()
-        slow = rates.keys() - {"delays", "partial", "small-buffers", "kill-client"}
+        slow = rates - {"delays", "partial", "small-buffers", "kill-client"}
         if self._stopped_late(outcome) and (slow or not path.endswith("load")):  # loads are refused as soon as the end begins
             allowed.add(503)
         if path.startswith("/v2/health/ready"):
@@ -211,7 +211,7 @@ class Judge:
         )
 
     def _could_cut(self, outcome: Outcome, *, slow: bool) -> bool:
-        rates = self.story.choices.trouble.rates
+        rates = self.story.reasons
         since = outcome.connected
         for life in self.story.servers.lives:
             if life.lost and since <= life.ended <= outcome.ended + S:
@@ -229,7 +229,7 @@ class Judge:
     def _is_owed(self, life: Life, outcome: Outcome) -> bool:
         """Whether a server that ends has to answer: the request was sent before, or soon after, on a connection that was there before."""
         soon = life.refused + int(LAST_S * S)
-        if "stop-process" in self.story.choices.trouble.rates:
+        if "stop-process" in self.story.reasons:
             soon = life.refused
         return (
             outcome.connected < life.refused

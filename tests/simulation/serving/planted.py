@@ -38,9 +38,16 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
     "failed-for-good": Planted(
         f"{SERVING}.keeper",
-        "            if isinstance(error, ResourceLimitError | OSError):\n",
+        "            if isinstance(error, OSError) or lacks(error):\n",
         "            if False:\n",
         "a version that could not be loaded for want of descriptors is given up",
+        "the same",
+    ),
+    "read-once": Planted(
+        f"{SERVING}.repository.disk",
+        "    kind = ResourceLimitError if is_scarce(error) else ConfigError\n",
+        "    kind = ConfigError\n",
+        "a configuration that could not be opened for want of descriptors is never read again",
         "the same",
     ),
     "lost-in-the-queue": Planted(

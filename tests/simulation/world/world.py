@@ -57,6 +57,8 @@ class World:
         self.globals: Any = None
         self.native: Any = None
         self._counts: Counter[str] = Counter()
+        self.at_call: Callable[[Process, str], None] | None = None
+        """Called at each call of the system, with its name, where events come at certain calls."""
         self._pid = 1000
         self._last: Process | None = None
         while os.open(os.devnull, os.O_RDWR) < LEAST:  # low numbers are those of children's sockets
@@ -138,6 +140,8 @@ class World:
         process = self.here
         choices = self.choices
         self.scheduler.advance(CALL_NS)
+        if self.at_call is not None and not choices.quiet:
+            self.at_call(process, name)
         if not choices.quiet and choices.trouble.rates:
             if choices.happens(f"kill-{process.kind}"):
                 self.history.note(f"{process.name} is killed at {name}")
