@@ -442,7 +442,7 @@ class Supervisor:
             for process in running:
                 if process.returncode is None:
                     process.kill()
-            await asyncio.gather(*waits)
+            await asyncio.wait(waits)
         if self._absent:
             await asyncio.to_thread(self._runtime.close)  # ends the wait for another one
         for task in list(self._tasks):

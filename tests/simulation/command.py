@@ -192,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--trace", help="Print what happens.")
     flag("--slices", help="Print which thread runs when.")
     flag("--twice", help="Run each history twice. Both have to be the same.")
+    flag("--digests", help="Print the digest of each history.")
     flag("--shrink", help="Look for a shorter history that fails in the same way.")
     flag("--marks", help="Print the rare things that were reached, and how often.")
     flag("--table", help="Write the table of planted faults into the documentation.")
@@ -278,6 +279,8 @@ def _night(given: Any, options: Any) -> int:
         if given.twice and digests.setdefault(found["seed"], found.get("digest")) != found.get("digest"):
             print(f"seed {found['seed']}: two runs differ")
         marks.update(found.get("marks", {}))
+        if given.digests:
+            print(f"{found['seed']} {found.get('digest')}", flush=True)
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)

@@ -112,7 +112,9 @@ class Weather:
         self._ends.append(lambda: setattr(world, "memory_bytes", whole))
 
     def _cache(self) -> None:
-        files = sorted(file for file in Path(self._world.folder / "cache").rglob("*") if file.is_file())
+        order = self._world.renamed
+        found = [file for file in Path(self._world.folder / "cache").rglob("*") if file.name in order and file.is_file()]
+        files = sorted(found, key=lambda file: order[file.name])
         if not files:
             return
         file = self._world.choices.pick(files)
