@@ -18,7 +18,7 @@ import aspen_mp
 from aspen_mp.control.wire import python
 from aspen_mp.serving.access.ending import refuse
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
-from aspen_mp.serving.front_end import ENVIRONMENT, Settings
+from aspen_mp.serving.front_end import ENVIRONMENT, RUNTIME_GONE, Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
@@ -32,7 +32,8 @@ from aspen_mp.system import descriptors, processes, sockets
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
-"""A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
+"""A server ends when front ends have died this often before they served, while none of them began to, and none serves. Those that found no
+runtime do not count."""
 
 
 AGAIN_S: Final = 1.0
@@ -95,6 +96,8 @@ class Supervisor:
         self._named: dict[str, Named] = {}
         self._absent = ""
         self._follow: Callable[[], bool] = lambda: True
+        self._present = asyncio.Event()  # the runtime is there, as far as is known: front ends can begin
+        self._present.set()
         self._again_s = AGAIN_S
         self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
@@ -247,6 +250,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             self._absent = "the runtime was lost and is started again"
+            self._present.clear()
             self._tell_all()
             _say(self._absent)
             try:
@@ -256,6 +260,7 @@ class Supervisor:
                     return
                 raise
             self._absent = ""
+            self._present.set()
             self._tell_all()
             self._spawn(self._settle())
 
@@ -293,6 +298,9 @@ class Supervisor:
     async def _keep_front_end(self, ledger: int, part: int) -> None:
         """A front end, and the next one when it dies, which counts requests in the same part of the ledger."""
         while not self._stopping.is_set():
+            await self._present.wait()
+            if self._stopping.is_set():
+                return
             front_end = await self._start(ledger, part)
             hearing = asyncio.ensure_future(self._hear(front_end))
             status = await front_end.process.wait()
@@ -301,7 +309,8 @@ class Supervisor:
             front_end.channel.close()
             if self._stopping.is_set():
                 return
-            self._stillborn += not front_end.applied
+            if status != RUNTIME_GONE:
+                self._stillborn += not front_end.applied
             _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
             if self._stillborn >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")

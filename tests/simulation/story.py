@@ -162,6 +162,8 @@ class Story:
         self.busy.pop(script.name, None)
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
+        if "has not come back" in str(error):
+            self._look_for_missed(script)
         self.history.note(f"{script.name} {act.what} fails", f"{kind}: {error}".splitlines()[0][:100])
         if not self._explained(script, act, error):
             import traceback

@@ -102,8 +102,8 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
     "absent-for-ever": Planted(
         f"{SERVING}.supervisor",
-        '            self._absent = ""\n            self._tell_all()\n',
-        '            self._absent = ""\n',
+        "            self._present.set()\n            self._tell_all()\n",
+        "            self._present.set()\n",
         "front ends are not told that the runtime is there again",
     ),
     "all-succeed": Planted(
