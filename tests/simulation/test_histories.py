@@ -61,6 +61,20 @@ def test_two_runs_of_a_seed_are_the_same() -> None:
     assert "two runs differ" not in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["runtime", "serve"])
+@pytest.mark.parametrize("python", [each for each in os.environ.get("ASPEN_MP_PYTHONS", "").split(":") if each])
+def test_other_pythons_have_the_same_histories(python: str, kind: str) -> None:
+    """`python`: an interpreter of another version with aspen-mp installed from this folder."""
+    what = ("-m", "tests.simulation", "--kind", kind, "--seed", "701", "--count", "200" if LONG else "20", "--digests")
+    found = []
+    for each in (sys.executable, python):
+        done = subprocess.run([each, *what], cwd=folders.ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        found.append(sorted(line for line in done.stdout.splitlines() if line[:1].isdigit()))
+    assert found[0] == found[1]
+    assert len(found[0]) >= 20
+
+
 def test_histories_that_failed_once() -> None:
     done = command("--seeds", ",".join(str(seed) for seed in seeds.SEEDS))
     assert done.returncode == 0, f"{seeds.SEEDS}: {done.stdout[-4000:]}"
