@@ -43,13 +43,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "a version that could not be loaded for want of descriptors is given up",
         "the same",
     ),
-    "read-once": Planted(
-        f"{SERVING}.repository.disk",
-        "    kind = ResourceLimitError if is_scarce(error) else ConfigError\n",
-        "    kind = ConfigError\n",
-        "a configuration that could not be opened for want of descriptors is never read again",
-        "the same",
-    ),
     "lost-in-the-queue": Planted(
         f"{SERVING}.access.ending",
         "        await self._take_on([sock for listener in listeners for sock in accept_all(listener)])\n",

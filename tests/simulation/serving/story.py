@@ -93,10 +93,11 @@ class ServeStory(story.Story):
 
     def _draw_weather(self) -> weather.Weather:
         chance, options = random.Random(self.options.seed * 1_000_003 + 47), self.options
-        if chance.random() < 0.12 and options.trouble and "no-threads" not in options.without:
+        fair = chance.random() < 0.6  # the others show what must hold where nothing is in the way
+        if not fair and chance.random() < 0.2 and options.trouble and "no-threads" not in options.without:
             low, high = NO_THREADS
             self.choices.trouble.rates["no-threads"] = low * (high / low) ** chance.random()
-        kinds = tuple(kind for kind in WEATHER if chance.random() < 0.12 and options.trouble and kind not in options.without)
+        kinds = tuple(kind for kind in WEATHER if not fair and chance.random() < 0.2 and options.trouble and kind not in options.without)
         return weather.Weather(self.world, kinds, 0.1 * 40 ** chance.random())
 
     @property
