@@ -296,7 +296,7 @@ def test_an_interrupt_at_every_line_leaves_no_descriptor(runtime: aspen_mp.Runti
 
         def trace(frame: FrameType, event: str, _: Any, last: int = last) -> Any:
             nonlocal lines
-            if not frame.f_code.co_filename.endswith(("wire/client.py", "client/session.py", "shm/segments.py")):
+            if not frame.f_code.co_filename.endswith(("wire/calls.py", "wire/client.py", "client/session.py", "shm/segments.py")):
                 return None
             # Where a lock is held, Python handles no signal in lines that only begin or end a block.
             words = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()
@@ -307,7 +307,7 @@ def test_an_interrupt_at_every_line_leaves_no_descriptor(runtime: aspen_mp.Runti
 
         sys.settrace(trace)
         try:
-            index, segment = session._make_data(1 << 16)
+            index, segment = session.make_data(1 << 16)
         except Interrupted:
             continue
         finally:
