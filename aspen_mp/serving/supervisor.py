@@ -33,7 +33,7 @@ LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
 """A server ends when front ends have died this often before they served, while none of them began to, and none serves. Those that found no
-runtime do not count."""
+runtime count only while the runtime is there, each front end's successors by themselves."""
 
 
 AGAIN_S: Final = 1.0
@@ -98,6 +98,7 @@ class Supervisor:
         self._follow: Callable[[], bool] = lambda: True
         self._present = asyncio.Event()  # the runtime is there, as far as is known: front ends can begin
         self._present.set()
+        self._losses = 0  # of the runtime
         self._again_s = AGAIN_S
         self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
@@ -251,6 +252,7 @@ class Supervisor:
                 return
             self._absent = "the runtime was lost and is started again"
             self._present.clear()
+            self._losses += 1
             self._tell_all()
             _say(self._absent)
             try:
@@ -297,10 +299,12 @@ class Supervisor:
 
     async def _keep_front_end(self, ledger: int, part: int) -> None:
         """A front end, and the next one when it dies, which counts requests in the same part of the ledger."""
+        strayed = 0  # in a row, while the runtime was there
         while not self._stopping.is_set():
             await self._present.wait()
             if self._stopping.is_set():
                 return
+            losses = self._losses
             front_end = await self._start(ledger, part)
             hearing = asyncio.ensure_future(self._hear(front_end))
             status = await front_end.process.wait()
@@ -309,10 +313,11 @@ class Supervisor:
             front_end.channel.close()
             if self._stopping.is_set():
                 return
+            strayed = strayed + 1 if status == RUNTIME_GONE and losses == self._losses else 0
             if status != RUNTIME_GONE:
                 self._stillborn += not front_end.applied
             _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
-            if self._stillborn >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):
+            if max(self._stillborn, strayed) >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
 
     async def _start(self, ledger: int, part: int) -> _FrontEnd:

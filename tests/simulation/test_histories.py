@@ -97,6 +97,15 @@ def test_planted_faults_are_found(name: str) -> None:
     assert f"{name}: found by history" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("name", [*planted.FAULTS, *of_servers.FAULTS])
+def test_planted_faults_stand_in_the_source(name: str) -> None:
+    """Each replaces something that is there once: a change of the product must not take it away unnoticed."""
+    fault = {**planted.FAULTS, **of_servers.FAULTS}[name]
+    *folder, file = fault.module.removeprefix("aspen_mp.").split(".")
+    top = folders.ROOT / ("aspen_mp" if fault.module.startswith("aspen_mp.") else "tests")
+    assert top.joinpath(*folder, f"{file}.py").read_text(encoding="utf-8").count(fault.old) == 1
+
+
 def test_a_failing_history_gets_shorter() -> None:
     found = command("--plant", SHORT[0], "--count", "60").stdout
     seed = found.rpartition("(seed ")[2].partition(")")[0]

@@ -44,7 +44,7 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
     "gave-up-early": Planted(
         f"{SERVING}.supervisor",
-        "            if self._stillborn >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):\n",
+        "            if max(self._stillborn, strayed) >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):\n",
         "            if self._stillborn:\n",
         "a server ends with a front end that ends before it serves",
         "a server went down with a front end that served, if another one was killed eight times before it served",
