@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from aspen_mp.errors import AspenError, RuntimeLost, RuntimeNotFound
+
+pytest.importorskip("uvicorn", reason="serving is an extra: pip install 'aspen-mp[serve]'")
+
 from aspen_mp.serving import front_end
 from aspen_mp.serving.front_end import RUNTIME_GONE
 from aspen_mp.serving.supervisor import MOST_STILLBORN, Supervisor, _FrontEnd
