@@ -8,7 +8,7 @@ decide shapes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -150,8 +150,9 @@ class StageTree:
         codes: Mapping[str, dict[str, int]] | None = None,
         *,
         fixed: bool,
+        stream: bool = False,
     ) -> None:
-        """`keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
+        """`stream`: first stages keep activations for the next request (`client.streams`). `keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
         of strings, of which they take numbers. `fixed`: whether the model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
@@ -160,6 +161,8 @@ class StageTree:
         self._keys = dict(keys or {})
         self._codes = dict(codes or {})
         self._fixed = fixed
+        self._stream = stream
+        self._for_streams: StageTree | None = None
         self._transfers = Transfers()
         self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}  # this and the following may change while another thread looks at all: it looks at a copy
@@ -172,6 +175,15 @@ class StageTree:
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
         self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
+
+    def for_streams(self) -> StageTree:
+        """The plans of the same model for streams."""
+        with self._lock:
+            self._check()
+            if self._for_streams is None:
+                told = self._session, self._model_id, self._model, self._outputs, self._keys, self._codes
+                self._for_streams = StageTree(*told, fixed=self._fixed, stream=True)
+            return self._for_streams
 
     @property
     def transfers(self) -> Transfers:
@@ -266,9 +278,16 @@ class StageTree:
     # ---- walking
 
     def run(
-        self, arrays: Mapping[str, Any], timeout: float | None, urgency: Urgency, stop: RequestStop | None, *, borrow: bool = True
+        self,
+        arrays: Mapping[str, Any],
+        timeout: float | None,
+        urgency: Urgency,
+        stop: RequestStop | None,
+        *,
+        borrow: bool = True,
+        first: Callable[[Stage, float | None], dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
+        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`. `first(stage, timeout)`: runs the first stage instead."""
         self._check()
         deadline = None if timeout is None else clock.monotonic() + timeout
         known = dict(arrays)
@@ -284,7 +303,10 @@ class StageTree:
                 stop.check()
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             try:
-                results = stage.run(known, urgency, left, None, stop, borrow=borrow)
+                if first is not None and len(node.binds) == 1:
+                    results = first(stage, left)
+                else:
+                    results = stage.run(known, urgency, left, None, stop, borrow=borrow)
             except RequestTimeout:
                 raise too_late(self._model, timeout) from None
             except (Stale, Short) as again:
@@ -431,12 +453,12 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities = _listed(node.capacities)
+        capacities, stream = _listed(node.capacities), self._stream and len(node.binds) == 1
 
         def call() -> protocol.Planned:
             try:
                 return self._session.control.call(
-                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside, stream),
                     protocol.Planned,
                     progress=progress,
                 )[0]
@@ -537,12 +559,16 @@ class StageTree:
 
     def retire(self) -> None:
         """The session is lost. Who waits for a driver still gets one, and learns of it."""
+        if self._for_streams is not None:
+            self._for_streams.retire()
         if self._drivers is not None:
             self._drivers.shutdown(wait=False)
 
     def close(self) -> None:
         """Gives every region back. Requests that wait for a driver fail."""
         self._closed = True
+        if self._for_streams is not None:
+            self._for_streams.close()
         for node in list(self._roots.values()):
             for stage in node.stages():
                 stage.close()

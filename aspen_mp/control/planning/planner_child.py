@@ -67,6 +67,8 @@ class PlanStage(protocol.Message):
     """The bucket that the plan is to be for, or for a part of it. If the stage has no such plan, it is for these shapes alone."""
     within: WantedBucket | None = None
     """The bucket whose plan serves these shapes until now: results keep their bits."""
+    stream: bool = False
+    """As of `protocol.MakePlan`."""
 
 
 class JobProgress(protocol.Message):
