@@ -18,7 +18,7 @@ from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.scratch_reuse import joined
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import progress, reasons
-from aspen_mp.planner.job.options import UNSEARCHED, Experiment
+from aspen_mp.planner.job.options import UNSEARCHED, Experiment, Keeping
 from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
@@ -54,11 +54,11 @@ WORTH_PARTS = 0.02
 class PlanOptions:
     """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
     ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told the likely size of
-    an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done. ``stream``: activations stay in the
-    request's region, and a request runs only what its changed inputs reach (`tiling.reach`)."""
+    an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done. ``stream``: what activations are kept
+    for in the request's region, so that a request runs only what its changed inputs reach (`tiling.reach`)."""
 
     reuse_memory: bool = True
-    stream: bool = False
+    stream: Keeping = ""
     memory_bytes: int | None = None
     grids: Any = None
     sized: Callable[[int], None] | None = None
@@ -94,7 +94,7 @@ def build_plan(
     else:
         storage, found, machine = _tiled(graph, storage, machine, planning, bucketed is None)
     if options.stream:
-        storage, grids = reach.with_reach(storage, found.grids)
+        storage, grids = reach.with_reach(storage, found.grids, options.stream)
         found = replace(found, grids=grids)
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)

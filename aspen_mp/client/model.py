@@ -294,11 +294,16 @@ class Model(Submission):
 
     # ---- frames that follow each other
 
-    def stream(self) -> ModelStream:
+    def stream(self, *, same_bits: bool = True) -> ModelStream:
         """Return a stream: requests of which each runs only what differs from the one before, such as the frames of a video.
 
         A stream keeps all activations in shared memory (`ModelStream.nbytes`), until it is closed. Any number of streams share the model's
         weights and plans.
+
+        Args:
+            same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
+                from these by rounding errors, as those of two algorithms do. With Winograd's algorithm, which most convolutions use, the
+                rounding errors of a block depend on the whole block, so much less has to run then.
 
         Raises:
             RequestError: The model has been unloaded.
@@ -306,7 +311,7 @@ class Model(Submission):
         from aspen_mp.client.streams.model_stream import ModelStream
 
         self._check_there()
-        return ModelStream(self)
+        return ModelStream(self, same_bits=arguments.flag("same_bits", same_bits))
 
     def arguments(
         self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None

@@ -74,6 +74,14 @@ def input_region(node: Node, i: int, lo: Boxes, hi: Boxes) -> Region:
     return spec.region(node, i, tensor.shape, lo, hi)
 
 
+def value_region(node: Node, i: int, lo: Boxes, hi: Boxes) -> Region:
+    """As `input_region`, for what the values of the boxes depend on in exact arithmetic. Their rounding errors may depend on more."""
+    spec, tensor = SPECS.get(node.op), node.inputs[i]
+    if spec is None or spec.values is None or tensor is None:
+        return input_region(node, i, lo, hi)
+    return spec.values(node, i, tensor.shape, lo, hi)
+
+
 def check_call(kernel: str, call: Call) -> None:
     """Raises `Misfit` unless a call of `kernel` with these operands stays within them."""
     spec = SPECS.get(kernel)

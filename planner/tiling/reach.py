@@ -11,7 +11,7 @@ first of the plan, and all tiles wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -21,17 +21,20 @@ import numpy.typing as npt
 
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.ir.graph import VIEW_OPS, Node, Tensor
+from aspen_mp.planner.job.options import Keeping
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ALIGN, ARENA, REQUEST, Buffer, Ref, Storage, aligned, buffers, item_bytes
 from aspen_mp.planner.layout.strides import dense
 from aspen_mp.planner.ops import reach
+from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
-from aspen_mp.planner.ops.table import SPECS, input_region
+from aspen_mp.planner.ops.table import SPECS, input_region, value_region
 
 Ints = npt.NDArray[np.int64]
+RegionOf = Callable[[Node, int, Boxes, Boxes], Region]
 Path = tuple[int, ...]
 """The numbers of inputs by which a tensor is reached from a node, through views and concats."""
 CHANGES, COUNTS = "", ""
@@ -68,8 +71,9 @@ class Read:
     maps: tuple[Map, ...]
 
 
-def with_reach(storage: Storage, grids: Sequence[Grid]) -> tuple[Storage, list[Grid]]:
-    """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request.
+def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tuple[Storage, list[Grid]]:
+    """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
+    rounding errors count as no change.
 
     The region gets, behind inputs and outputs, a line whose first word says whether the activations are trusted (`plan_header.request_kept`),
     the changed boxes of all inputs, REACH's counts, and the activations."""
@@ -86,7 +90,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid]) -> tuple[Storage, list[G
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": _program(storage, grids)}, "Reach")
+    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": _program(storage, grids, value_region if keeping == "values" else input_region)}, "Reach")
     found = replace(
         storage,
         nodes=[node, *storage.nodes],
@@ -119,12 +123,12 @@ def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
 # ---------------------------------------------------------------------------------------------------------------- program
 
 
-def _program(storage: Storage, grids: Sequence[Grid]) -> tuple[int, ...]:
+def _program(storage: Storage, grids: Sequence[Grid], region: RegionOf) -> tuple[int, ...]:
     number = {tensor: k for k, (_, tensor) in enumerate(storage.inputs)}
     words: list[int] = [len(storage.inputs), len(storage.steps)]
     for _, tensor in storage.inputs:
         words += [len(tensor.shape), *tensor.shape]
-    reader = _Reader(storage)
+    reader = _Reader(storage, region)
     alike: dict[int, tuple[int, ...]] = {}
     for k, (kind, node, grid) in enumerate(zip(kinds(storage), storage.steps, grids, strict=True)):
         if kind not in alike:
@@ -168,8 +172,9 @@ def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
 class _Reader:
     """What each step reads of tensors that are computed or given, index by index."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, region: RegionOf) -> None:
         self._storage = storage
+        self._region = region
         self._given = {tensor for _, tensor in storage.inputs}
 
     def reads(self, node: Node) -> list[Read]:
@@ -209,7 +214,7 @@ class _Reader:
             if node.op == OPAQUE:
                 todo.append(((i,), x, rows, np.zeros((len(lo), len(x.shape)), np.int64), np.tile(np.array(x.shape, np.int64), (len(lo), 1))))
             else:
-                todo.append(((i,), x, rows, *input_region(node, i, lo, hi)))
+                todo.append(((i,), x, rows, *self._region(node, i, lo, hi)))
         while todo:
             path, t, rows, lo, hi = todo.pop()
             some = (hi > lo).all(axis=1)

@@ -26,6 +26,7 @@ from aspen_mp.client.session import Session
 from aspen_mp.control.planning.shape_buckets import structure
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
+from aspen_mp.planner.job.options import Keeping
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
@@ -150,9 +151,9 @@ class StageTree:
         codes: Mapping[str, dict[str, int]] | None = None,
         *,
         fixed: bool,
-        stream: bool = False,
+        stream: Keeping = "",
     ) -> None:
-        """`stream`: first stages keep activations for the next request (`client.streams`). `keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
+        """`stream`: what first stages keep activations for (`client.streams`). `keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
         of strings, of which they take numbers. `fixed`: whether the model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
@@ -162,7 +163,7 @@ class StageTree:
         self._codes = dict(codes or {})
         self._fixed = fixed
         self._stream = stream
-        self._for_streams: StageTree | None = None
+        self._for_streams: dict[Keeping, StageTree] = {}
         self._transfers = Transfers()
         self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}  # this and the following may change while another thread looks at all: it looks at a copy
@@ -176,14 +177,14 @@ class StageTree:
         self._closed = False
         self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
 
-    def for_streams(self) -> StageTree:
+    def for_streams(self, kind: Keeping) -> StageTree:
         """The plans of the same model for streams."""
         with self._lock:
             self._check()
-            if self._for_streams is None:
+            if kind not in self._for_streams:
                 told = self._session, self._model_id, self._model, self._outputs, self._keys, self._codes
-                self._for_streams = StageTree(*told, fixed=self._fixed, stream=True)
-            return self._for_streams
+                self._for_streams[kind] = StageTree(*told, fixed=self._fixed, stream=kind)
+            return self._for_streams[kind]
 
     @property
     def transfers(self) -> Transfers:
@@ -453,7 +454,7 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities, stream = _listed(node.capacities), self._stream and len(node.binds) == 1
+        capacities, stream = _listed(node.capacities), self._stream if len(node.binds) == 1 else ""
 
         def call() -> protocol.Planned:
             try:
@@ -559,16 +560,16 @@ class StageTree:
 
     def retire(self) -> None:
         """The session is lost. Who waits for a driver still gets one, and learns of it."""
-        if self._for_streams is not None:
-            self._for_streams.retire()
+        for tree in list(self._for_streams.values()):
+            tree.retire()
         if self._drivers is not None:
             self._drivers.shutdown(wait=False)
 
     def close(self) -> None:
         """Gives every region back. Requests that wait for a driver fail."""
         self._closed = True
-        if self._for_streams is not None:
-            self._for_streams.close()
+        for tree in list(self._for_streams.values()):
+            tree.close()
         for node in list(self._roots.values()):
             for stage in node.stages():
                 stage.close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.model import Model, OnLate
     from aspen_mp.client.requests.region import Region
     from aspen_mp.client.requests.stage import Stage
+    from aspen_mp.planner.job.options import Keeping
     from aspen_mp.shm.bindings._channel import Urgency
 
 Changes = Mapping[str, Changed]
@@ -52,12 +53,12 @@ EVERYTHING: Final = FrameReport(1.0, 1.0, 1.0)
 class ModelStream:
     """Requests of a model, one after the other, of which each runs only what its changed inputs reach. Made by `Model.stream`.
 
-    The stream keeps all activations of the last frame in shared memory of its own. Results have the bits of a run of the same plan on the
-    whole frame. Frames run in the order in which they are given; any thread may give them.
+    The stream keeps all activations of the last frame in shared memory of its own. Frames run in the order in which they are given; any thread may give them.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, same_bits: bool) -> None:
         self._model = model
+        self._kind: Keeping = "bits" if same_bits else "values"
         self._turn = threads.RLock()  # one frame at a time
         self._queueing = threads.Lock()  # guards `_queue`, `_queued`
         self._owner = processes.getpid()
@@ -276,7 +277,7 @@ class ModelStream:
         with self._turn:
             while True:
                 self._check_open()
-                tree = self._model.stages(deadline).for_streams()
+                tree = self._model.stages(deadline).for_streams(self._kind)
                 timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
                 def first(stage: Stage, left: float | None) -> Results:

@@ -298,7 +298,7 @@ class PlanRequests(PlanBuilder):
 def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     """Return the key of a plan for these shapes and values alone."""
     shapes = msgspec.msgpack.encode((asked.stages, asked.capacities))
-    return b"stream:" + shapes if asked.stream else shapes
+    return b"%b:%b" % (asked.stream.encode(), shapes) if asked.stream else shapes
 
 
 def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one: Range) -> bytes:

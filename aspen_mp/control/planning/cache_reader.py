@@ -16,7 +16,7 @@ from aspen_mp.system import descriptors
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    entry = plans.plan(plan_cache.stage_key(plans.build, digest, options, job))
+    entry = plans.plan(job.key(plans.build, digest, options))
     served_bucket = None if entry is None else entry.note.served_bucket
     if job.bucket is not None and served_bucket is not None and served_bucket.range.extents(job.bucket.lengths) is None:
         return None  # it is for another half of the bucket

@@ -26,7 +26,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -41,9 +41,6 @@ from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.system import clock, descriptors, filesystem, processes, randomness
-
-if TYPE_CHECKING:
-    from aspen_mp.control.planning.planner_child import PlanStage
 
 SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
@@ -153,12 +150,6 @@ def plan_key(
     largest = shape_buckets.nested(bucket.largest(shape_buckets.flat(stages), bucket.widest), stages)
     shapes = (largest, bucket.axes, bucket.widest)
     return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
-
-
-def stage_key(build: str, digest: bytes, options: Sequence[Any], job: PlanStage) -> str:
-    """The name of the plan that a job makes."""
-    options = [*options, "stream"] if job.stream else options
-    return plan_key(build, digest, options, job.stages, job.capacities, job.speeds, job.rates, job.bucket, job.within)
 
 
 def weights_id(build: str, digest: bytes, options: Sequence[Any], places: Sequence[tuple[str, int]]) -> str:

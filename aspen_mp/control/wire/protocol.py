@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.job.options import Objective
+from aspen_mp.planner.job.options import Keeping, Objective
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
@@ -101,7 +101,7 @@ class MakePlan(Message):
     ahead: bool = False
     often: bool = False
     beside: bool = False
-    stream: bool = False
+    stream: Keeping = ""
 
 
 class Adopt(Message):
