@@ -540,7 +540,9 @@ def _check_parts(s: _Segment) -> None:
         if h[name] != want:
             refuse(f"header.{name}", h[name], want)
     if n and (s.operands["space"][0] != SPACES["ARENA"] or s.operands["space"][2] != SPACES["REQUEST"] or kept < ALIGN or len(s.most)):
-        refuse("operands[0].space", s.operands["space"][0], "REACH writes to the arena, reads behind a line of the request, and has one shape")
+        refuse(
+            "operands[0].space", s.operands["space"][0], "REACH writes to the arena, reads behind a line of the request, and has one shape"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------- edges

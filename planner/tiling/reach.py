@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +74,8 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
     """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
     rounding errors count as no change.
 
-    The region gets, behind inputs and outputs, a line whose first word says whether the activations are trusted (`plan_header.request_kept`),
-    the changed boxes of all inputs, REACH's counts, and the activations."""
+    The region gets, behind inputs and outputs: a line whose first word says whether the activations are trusted
+    (`plan_header.request_kept`), the changed boxes of all inputs, REACH's counts, and the activations."""
     at = storage.request_bytes + ALIGN
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
@@ -90,7 +89,14 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": _program(storage, grids, value_region if keeping == "values" else input_region)}, "Reach")
+    node = Node(
+        reach.NAME,
+        "what changed",
+        [changes],
+        [parts, counts],
+        {"program": _program(storage, grids, value_region if keeping == "values" else input_region)},
+        "Reach",
+    )
     found = replace(
         storage,
         nodes=[node, *storage.nodes],
@@ -212,7 +218,9 @@ class _Reader:
             if x is None or x.is_const:
                 continue
             if node.op == OPAQUE:
-                todo.append(((i,), x, rows, np.zeros((len(lo), len(x.shape)), np.int64), np.tile(np.array(x.shape, np.int64), (len(lo), 1))))
+                todo.append(
+                    ((i,), x, rows, np.zeros((len(lo), len(x.shape)), np.int64), np.tile(np.array(x.shape, np.int64), (len(lo), 1)))
+                )
             else:
                 todo.append(((i,), x, rows, *self._region(node, i, lo, hi)))
         while todo:
@@ -240,7 +248,8 @@ class _Reader:
 
 
 def _maps(axis: int, length: int, lengths: Sequence[int], rows: Ints, lo: Ints, hi: Ints) -> Iterator[Map]:
-    """Maps from an axis of the output. Outputs `rows` along it read the boxes from `lo` to `hi` of a source. `lengths`: `_Reader._lengths`."""
+    """Maps from an axis of the output. Outputs `rows` along it read the boxes from `lo` to `hi` of a source. `lengths`: as of
+    `_Reader._lengths`."""
     first, last = int(rows.min()), int(rows.max()) + 1
     made = False
     for k, extent in enumerate(lengths):

@@ -14,8 +14,9 @@ class Images:
         """Images, blocks down and blocks across."""
 
     def update(self, array: Buffer, kept: Buffer) -> list[tuple[Span, Span, Span]]:
-        """Make `kept` what `array` is. Return boxes (images, rows, columns) that hold all that differed. Both: the input's bytes. ValueError
-        for buffers of other sizes."""
+        """Make `kept` what `array` is. Both: the input's bytes.
+
+        Returns boxes (images, rows, columns) that hold all that differed. ValueError for buffers of other sizes."""
 
     def cover(self, marks: Buffer) -> list[tuple[Span, Span, Span]]:
         """Return boxes that hold all marked blocks. `marks`: u8, one for each of `blocks`. ValueError for another number."""

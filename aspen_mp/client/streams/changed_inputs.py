@@ -102,7 +102,9 @@ class ChangedInput:
             others = tuple(axis for axis in range(len(self._shape)) if axis not in self._axes)
             mask = mask.any(axis=others) if others else mask
         if mask.shape != sides:
-            raise RequestError(f"input {self.name!r}: a mask of shape {mask.shape}, instead of {self._shape} or {sides} (axes {down}, {across})")
+            raise RequestError(
+                f"input {self.name!r}: a mask of shape {mask.shape}, instead of {self._shape} or {sides} (axes {down}, {across})"
+            )
         return Images((1, 1, sides[0], 1, sides[1], 1), 1, 1, BOXES).cover(np.ascontiguousarray(mask).reshape(-1).view(np.uint8))
 
     def _in_full(self, found: Sequence[tuple[Span, Span, Span]]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
