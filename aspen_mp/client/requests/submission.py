@@ -19,7 +19,16 @@ from aspen_mp.client.signature import Signature
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
 from aspen_mp.shm.bindings import _tally
-from aspen_mp.shm.errors import DeadlineMissed, QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.errors import (
+    DeadlineMissed,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ResourceLimitError,
+    RuntimeLost,
+    RuntimeStopping,
+)
 from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
@@ -239,7 +248,8 @@ class Submission:
         return self._residence.goes_on(error, request.losses) and self._submit_later(request, kept)
 
     def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
-        """Submits on the thread that goes for another runtime first. False where there will be none."""
+        """Submits on the thread that goes for another runtime first. False where there will be none. Where no thread can be had the future
+        fails."""
 
         def submit() -> None:
             future = request.future
@@ -259,7 +269,12 @@ class Submission:
             future.settle()
 
         self._park(request.future)
-        return self._link.later(submit)
+        try:
+            return self._link.later(submit)
+        except ResourceLimitError as error:  # no thread can be had: nobody will ever submit it
+            request.future.fail(error)
+            request.future.settle()
+            return True
 
     def _park(self, future: RequestFuture) -> None:
         """A request waits for another runtime, or was cancelled: a runtime that is stopping does not wait for it."""
