@@ -11,7 +11,6 @@ from aspen_mp.planner.ops import (
     movement,
     norms,
     products,
-    reach,
     recurrent,
     reductions,
     sampling,
@@ -21,6 +20,7 @@ from aspen_mp.planner.ops import (
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.call import Call
 from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
+from aspen_mp.planner.ops.streams import reach
 
 _FAMILIES = (
     products,

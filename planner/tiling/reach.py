@@ -25,11 +25,11 @@ from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ALIGN, ARENA, REQUEST, Buffer, Ref, Storage, aligned, buffers, item_bytes
 from aspen_mp.planner.layout.strides import dense
-from aspen_mp.planner.ops import reach
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
+from aspen_mp.planner.ops.streams import reach
 from aspen_mp.planner.ops.table import SPECS, input_region, value_region
 
 Ints = npt.NDArray[np.int64]
@@ -198,7 +198,7 @@ class _Reader:
             lo = np.zeros_like(hi)
             lo[:, axis] = np.arange(length)
             hi[:, axis] = lo[:, axis] + 1
-            regions = {path: (source, *region) for path, source, *region in self._regions(node, lo, hi)}
+            regions = {path: (source, rows, low, high) for path, source, rows, low, high in self._regions(node, lo, hi)}
             gone |= found.keys() - regions.keys() if axis else set()
             for path, (source, rows, first, last) in regions.items():
                 maps = found.setdefault(path, (source, []))[1]

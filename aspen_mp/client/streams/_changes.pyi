@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
-from typing_extensions import Buffer
+import numpy as np
+import numpy.typing as npt
 
 Span = tuple[int, int]
 
@@ -13,10 +14,10 @@ class Images:
     def blocks(self) -> tuple[int, int, int]:
         """Images, blocks down and blocks across."""
 
-    def update(self, array: Buffer, kept: Buffer) -> list[tuple[Span, Span, Span]]:
+    def update(self, array: npt.NDArray[np.uint8], kept: npt.NDArray[np.uint8]) -> list[tuple[Span, Span, Span]]:
         """Make `kept` what `array` is. Both: the input's bytes.
 
         Returns boxes (images, rows, columns) that hold all that differed. ValueError for buffers of other sizes."""
 
-    def cover(self, marks: Buffer) -> list[tuple[Span, Span, Span]]:
+    def cover(self, marks: npt.NDArray[np.uint8]) -> list[tuple[Span, Span, Span]]:
         """Return boxes that hold all marked blocks. `marks`: u8, one for each of `blocks`. ValueError for another number."""

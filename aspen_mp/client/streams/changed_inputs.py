@@ -100,7 +100,7 @@ class ChangedInput:
         sides = tuple(self._shape[axis] for axis in self._axes)
         if mask.shape == self._shape:
             others = tuple(axis for axis in range(len(self._shape)) if axis not in self._axes)
-            mask = mask.any(axis=others) if others else mask
+            mask = np.asarray(mask.any(axis=others)) if others else mask
         if mask.shape != sides:
             raise RequestError(
                 f"input {self.name!r}: a mask of shape {mask.shape}, instead of {self._shape} or {sides} (axes {down}, {across})"
