@@ -527,8 +527,8 @@ def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
 
 
 def _check_parts(s: _Segment) -> None:
-    """Requests run parts of tiles where there is a REACH. It is the first op, and all other tiles wait for it. A line in front of its input says whether
-    activations are trusted."""
+    """Requests run parts of tiles if there is a REACH. It is the first op, and all other tiles wait for it. A line in front of its input
+    says whether activations are trusted."""
     h, kernel = s.header, s.ops["kernel"]
     reaches = kernel == REACH_CODE
     n = int((s.tiles["op"] < len(s.ops) - len(SILENT)).sum()) if reaches.any() else 0

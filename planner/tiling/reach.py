@@ -1,8 +1,8 @@
 """How far a change of a model's inputs reaches, for plans whose requests run only what changed.
 
 Region maps say which part of an input a part of the output needs (`ops.table.input_region`). Read backwards, they say which part of the
-output a changed part of an input reaches. `with_reach` asks the region map of each step for every index along every axis of its output,
-follows what it reads through views and concats to the steps and inputs that made it, and fits linear maps to that. A map is never
+output a changed part of an input reaches. `with_reach` asks the region map of each step for every index along every axis of its output.
+It follows these reads through views and concats to the steps and inputs that made them, and fits linear maps to them. A map is never
 narrower than what it is fitted to. So a part that changes may reach too much of an output, and never too little.
 
 The maps, the tile grids and the costs of all steps become the program of one more op, REACH (`workers/kernels/movement/reach.c`). It is the
@@ -44,8 +44,8 @@ FAR = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Output o, from `first` on and before `last` along `out_axis`, reads of `in_axis` of a source from floor((a o + begin) / c) on and
-    before floor((a o + end) / c). Other outputs read nothing."""
+    """Output o reads of `in_axis` of a source from floor((a o + begin) / c) on and before floor((a o + end) / c). That holds from `first` on
+    and before `last` along `out_axis`. Other outputs read nothing."""
 
     out_axis: int
     in_axis: int
@@ -64,7 +64,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a step reads of a tensor that is computed or given. Without maps each of its outputs reads all of it."""
+    """The read of a tensor, computed or given, by a step. Without maps each of its outputs reads all of it."""
 
     source: Tensor
     maps: tuple[Map, ...]
@@ -74,8 +74,8 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
     """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
     rounding errors count as no change.
 
-    The region gets, behind inputs and outputs: a line whose first word says whether the activations are trusted
-    (`plan_header.request_kept`), the changed boxes of all inputs, REACH's counts, and the activations."""
+    Behind inputs and outputs the region gets a line, the changed boxes of all inputs, REACH's counts, and the activations. The first word
+    of the line says whether the activations are trusted (`plan_header.request_kept`)."""
     at = storage.request_bytes + ALIGN
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
@@ -176,7 +176,7 @@ def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
 
 
 class _Reader:
-    """What each step reads of tensors that are computed or given, index by index."""
+    """Finds the reads of each step, index by index."""
 
     def __init__(self, storage: Storage, region: RegionOf) -> None:
         self._storage = storage

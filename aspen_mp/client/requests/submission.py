@@ -114,18 +114,18 @@ class Submission:
     # ---- for streams
 
     def stages(self, until: float | None = None) -> StageTree:
-        """As of `Residence.tree`."""
+        """Return the model's stages, as `Residence.tree` does."""
         self._check_there()
         return self._residence.tree(until)
 
     def losses(self, losses: int, lost: RuntimeLost) -> int:
-        """As of `_losses`."""
+        """Count a loss, as `_losses` does."""
         return self._losses(losses, lost)
 
     def counted(
         self, answer: Callable[[float | None], dict[str, npt.NDArray[Any]]], urgency: Urgency, timeout: float | None
     ) -> dict[str, npt.NDArray[Any]]:
-        """What `answer(deadline)` returns, counted as a request of the model."""
+        """Return what `answer(deadline)` returns, and count it as a request of the model."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         began = self._begins(deadline)
         try:

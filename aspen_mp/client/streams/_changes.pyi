@@ -6,8 +6,10 @@ import numpy.typing as npt
 Span = tuple[int, int]
 
 class Images:
-    """An input as images whose blocks are compared. `sides`: batch, outer, height, between, width, and the bytes of all that lies inside;
-    `rows`, `columns`: sides of a block; `most`: boxes that changes may have."""
+    """An input as images whose blocks are compared.
+
+    `sides`: batch, outer, height, between, width, and the bytes of all that lies inside. `rows`, `columns`: sides of a block. `most`: boxes
+    that changes may have."""
 
     def __init__(self, sides: Sequence[int], rows: int, columns: int, most: int) -> None: ...
     @property

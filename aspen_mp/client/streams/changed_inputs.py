@@ -1,4 +1,4 @@
-"""What changed in the inputs of a stream since the frame before: found by comparison, or told by the caller."""
+"""Changes of a stream's inputs since the frame before, found by comparison or told by the caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_ROWS: Final = 4
 BLOCK_BYTES: Final = 32
 """Fewest bytes of a row of a block."""
 IMAGE_AXES: Final = 4
-"""From so many axes on, the first counts images."""
+"""Fewest axes of an input of which the first counts images."""
 
 Array = npt.NDArray[Any]
 Span = tuple[int, int]
