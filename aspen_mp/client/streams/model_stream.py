@@ -291,7 +291,13 @@ class ModelStream:
                 return results if names is None else {name: results[name] for name in names}
 
     def _frame(
-        self, stage: Stage, arrays: Mapping[str, Any], changed: Changes | None, urgency: Urgency, timeout: float | None, stop: RequestStop | None
+        self,
+        stage: Stage,
+        arrays: Mapping[str, Any],
+        changed: Changes | None,
+        urgency: Urgency,
+        timeout: float | None,
+        stop: RequestStop | None,
     ) -> Results:
         """Run a frame on a stage, which may be another one than the last frame's."""
         if stage is not self._stage or processes.getpid() != self._owner:
@@ -344,6 +350,3 @@ class ModelStream:
     def __del__(self) -> None:
         if getattr(self, "_region", None) is not None:
             self._let_go()
-
-
-
