@@ -76,7 +76,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
 
     The region gets, behind inputs and outputs, a line whose first word says whether the activations are trusted
     (`plan_header.request_kept`), the changed boxes of all inputs, REACH's counts, and the activations."""
-    at = storage.request_bytes + ALIGN
+    at = storage.request_bytes + reach.LINE
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
     parts = Tensor("parts", (1 + sum(grid.n for grid in grids), reach.PART_WORDS), np.dtype(np.uint32))
@@ -108,7 +108,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
 
 def kept_at(storage: Storage) -> int:
     """Where in a region the word is that says whether activations are trusted."""
-    return storage.refs[storage.inputs[-1][1]].buffer.offset - ALIGN
+    return storage.refs[storage.inputs[-1][1]].buffer.offset - reach.LINE
 
 
 def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
