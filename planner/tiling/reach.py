@@ -25,7 +25,7 @@ from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ALIGN, ARENA, REQUEST, Buffer, Ref, Storage, aligned, buffers, item_bytes
 from aspen_mp.planner.layout.strides import dense
-from aspen_mp.planner.ops.boxes import Boxes, Region
+from aspen_mp.planner.ops.boxes import Boxes, Region, whole
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
@@ -76,7 +76,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
 
     Behind inputs and outputs the region gets a line, the changed boxes of all inputs, REACH's counts, and the activations. The first word
     of the line says whether the activations are trusted (`plan_header.request_kept`)."""
-    at = storage.request_bytes + ALIGN
+    at = storage.request_bytes + reach.LINE
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
     parts = Tensor("parts", (1 + sum(grid.n for grid in grids), reach.PART_WORDS), np.dtype(np.uint32))
@@ -89,14 +89,8 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    node = Node(
-        reach.NAME,
-        "what changed",
-        [changes],
-        [parts, counts],
-        {"program": _program(storage, grids, value_region if keeping == "values" else input_region)},
-        "Reach",
-    )
+    program = _program(storage, grids, value_region if keeping == "values" else input_region)
+    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": program}, "Reach")
     found = replace(
         storage,
         nodes=[node, *storage.nodes],
@@ -108,13 +102,13 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
         request_bytes=at,
         kinds=[],
     )
-    whole = Grid(parts.shape, tuple(np.array([0, length], np.int64) for length in parts.shape), (0, 1))
-    return found, [whole, *grids]
+    one = Grid(parts.shape, tuple(np.array([0, length], np.int64) for length in parts.shape), (0, 1))
+    return found, [one, *grids]
 
 
 def kept_at(storage: Storage) -> int:
     """Where in a region the word is that says whether activations are trusted."""
-    return storage.refs[storage.inputs[-1][1]].buffer.offset - ALIGN
+    return storage.refs[storage.inputs[-1][1]].buffer.offset - reach.LINE
 
 
 def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
@@ -139,9 +133,12 @@ def _program(storage: Storage, grids: Sequence[Grid], region: RegionOf) -> tuple
     for k, (kind, node, grid) in enumerate(zip(kinds(storage), storage.steps, grids, strict=True)):
         if kind not in alike:
             alike[kind] = _grains(node, storage)
-        block = [len(node.output.shape), *node.output.shape, bits(op_cost.flops(node) / max(node.output.size, 1))]
-        for axis, cuts in enumerate(grid.cuts):
-            block += [len(cuts) - 1, alike[kind][axis], grid.steps[axis], *cuts.tolist()]
+        shape, cuts = node.output.shape, [cut.tolist() for cut in grid.cuts]
+        if node.op == OPAQUE and 0 in shape:  # its tile gives other outputs, so there must be a part to run
+            shape, cuts = tuple(max(length, 1) for length in shape), [[0, max(cut[-1], 1)] for cut in cuts]
+        block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1))]
+        for axis, cut in enumerate(cuts):
+            block += [len(cut) - 1, alike[kind][axis], grid.steps[axis], *cut]
         reads = reader.reads(node)
         block.append(len(reads))
         for read in reads:
@@ -186,7 +183,7 @@ class _Reader:
     def reads(self, node: Node) -> list[Read]:
         """All reads of a step. An output without elements reads nothing."""
         shape = node.output.shape
-        if 0 in shape:
+        if 0 in shape and node.op != OPAQUE:  # OPAQUE has a tile all the same, which gives its other outputs
             return []
         if node.op == OPAQUE or not shape:
             lo, hi = np.zeros((1, len(shape)), np.int64), np.array([shape], np.int64).reshape(1, -1)
@@ -208,6 +205,8 @@ class _Reader:
     def _lengths(self, source: Tensor) -> list[int]:
         """The lengths of a source's axes. -1 where changes along an axis of the first output of its node say nothing of it."""
         shape = source.shape if source.producer is None or source in self._given else self._storage.producer[source].output.shape
+        if len(shape) != len(source.shape):
+            return [-1] * len(source.shape)
         return [length if length == first else -1 for length, first in zip(source.shape, shape, strict=True)]
 
     def _regions(self, node: Node, lo: Ints, hi: Ints) -> Iterator[tuple[Path, Tensor, Ints, Ints, Ints]]:
@@ -218,9 +217,7 @@ class _Reader:
             if x is None or x.is_const:
                 continue
             if node.op == OPAQUE:
-                todo.append(
-                    ((i,), x, rows, np.zeros((len(lo), len(x.shape)), np.int64), np.tile(np.array(x.shape, np.int64), (len(lo), 1)))
-                )
+                todo.append(((i,), x, rows, *whole(x.shape, len(lo))))
             else:
                 todo.append(((i,), x, rows, *self._region(node, i, lo, hi)))
         while todo:

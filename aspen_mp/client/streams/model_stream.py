@@ -16,6 +16,7 @@ from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
 from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
+from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.system import clock, processes, threads
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Changed]
 Results = dict[str, npt.NDArray[Any]]
+_LINE: Final = NUMBERS["REACH_LINE"]
 OnLate = Literal["drop", "run"]
 
 
@@ -79,6 +81,7 @@ class ModelStream:
         self._owner = processes.getpid()
         self._stage: Stage | None = None
         self._region: Region | None = None
+        self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
         self._inputs: list[ChangedInput] = []
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
@@ -325,6 +328,7 @@ class ModelStream:
         assert region is not None
         was_valid, self._valid = self._valid, False
         if not was_valid:
+            self._trust[...] = 0  # all tiles run, also those that no input reaches
             parts = {one.name: one.start(arrays[one.name]) for one in self._inputs}
         elif changed is None:
             parts = {one.name: one.compare(arrays[one.name]) for one in self._inputs}
@@ -344,7 +348,8 @@ class ModelStream:
         if results is None:
             raise stage.late(timeout)
         tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
-        self._last = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
+        reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
+        self._last = reached if was_valid else EVERYTHING
         self._valid = True
         return results
 
@@ -355,7 +360,8 @@ class ModelStream:
         region = stage.take_region()
         self._stage, self._region = stage, region
         bounds = region.inputs[-1]
-        slots = stage.planned.inputs[:-1]
+        *slots, changes = stage.planned.inputs
+        self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
         self._inputs = [ChangedInput(slot, view, bounds[k]) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 

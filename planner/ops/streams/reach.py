@@ -14,7 +14,7 @@ from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, each
 from aspen_mp.shm.tables import LIMITS, NUMBERS
 
 NAME = "REACH"
-BOXES, WORDS = NUMBERS["REACH_BOXES"], NUMBERS["REACH_WORDS"]
+LINE, BOXES, WORDS = NUMBERS["REACH_LINE"], NUMBERS["REACH_BOXES"], NUMBERS["REACH_WORDS"]
 PART_WORDS = 2 * LIMITS["tile_axes"]
 COUNTS = 4
 """Tiles that run, all tiles, operations of the parts that run, all operations."""
