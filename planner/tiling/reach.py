@@ -44,8 +44,9 @@ FAR = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Output o reads of `in_axis` of a source from floor((a o + begin) / c) on and before floor((a o + end) / c). That holds from `first` on
-    and before `last` along `out_axis`. Other outputs read nothing."""
+    """Output o reads of `in_axis` of a source from floor((a o + begin) / c) on and before floor((a o + end) / c).
+
+    That holds from `first` on and before `last` along `out_axis`. Other outputs read nothing."""
 
     out_axis: int
     in_axis: int

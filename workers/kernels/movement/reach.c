@@ -78,8 +78,8 @@ static int through(const struct map *m, int64_t lo, int64_t hi, struct box *out)
   return out->lo[m->out_axis] < out->hi[m->out_axis];
 }
 
-/* A step's words are their number, the output's rank and lengths, the work of an element, the tile grid, and the reads. The work has the bits
- * of a double. */
+/* A step's words are their number, the output's rank and lengths, the work of an element, the tile grid, and the reads. The work has the
+ * bits of a double. */
 struct step {
   int64_t rank, axes;
   const int64_t *dims;
