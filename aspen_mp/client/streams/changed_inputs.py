@@ -111,7 +111,7 @@ class ChangedInput:
         self, found: Sequence[tuple[Span, Span, Span]], *, one_by_one: bool
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Boxes of images, rows and columns along all axes. `one_by_one`: the first axis counts the images; otherwise boxes hold all of it.
-        Of one image axis, columns are found."""
+        An input of one image axis has columns only."""
         lows, highs = [], []
         down, across = self._axes
         for images, rows, columns in found:

@@ -69,8 +69,8 @@ static inline int64_t aspen_cover(uint8_t *seen, int64_t images, int64_t down, i
   return n;
 }
 
-/* Covers any marks with at most `most` boxes. Marks are made coarser, by pairs along both axes, until that is possible. `spare` has the size
- * of `seen`. */
+/* Covers any marks with at most `most` boxes. Marks are made coarser, by pairs along both axes, until that is possible. `spare` has the
+ * size of `seen`. */
 static inline int64_t aspen_boxes(const struct aspen_image *g, uint8_t *seen, uint8_t *spare, struct aspen_block_box *box,
                                   int64_t most) {
   int64_t images = g->batch, down = aspen_blocks_down(g), across = aspen_blocks_across(g), scale = 1;
