@@ -148,3 +148,4 @@ def test_values_that_no_change_reaches(runtime: aspen_mp.Runtime, what: str) -> 
             got = stream.run(feeds)
             assert all(got[name].tobytes() == value.tobytes() for name, value in want.items())
             stream.reset()
+    loaded.unload()
