@@ -18,7 +18,7 @@ from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.scratch_reuse import joined
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import progress, reasons
-from aspen_mp.planner.job.options import UNSEARCHED, Experiment
+from aspen_mp.planner.job.options import UNSEARCHED, Experiment, Keeping
 from aspen_mp.planner.job.reasons import NETWORK, Reason, Tried
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
@@ -31,7 +31,7 @@ from aspen_mp.planner.plan.explain import op_infos
 from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
-from aspen_mp.planner.tiling import teams
+from aspen_mp.planner.tiling import reach, teams
 from aspen_mp.planner.tiling.batch_splitting import in_slices
 from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.tiling.joins import Edges, finish
@@ -54,9 +54,11 @@ WORTH_PARTS = 0.02
 class PlanOptions:
     """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
     ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told the likely size of
-    an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done."""
+    an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done. ``stream``: what activations are kept
+    for in the request's region, so that a request runs only what its changed inputs reach (`tiling.reach`)."""
 
     reuse_memory: bool = True
+    stream: Keeping = ""
     memory_bytes: int | None = None
     grids: Any = None
     sized: Callable[[int], None] | None = None
@@ -91,6 +93,9 @@ def build_plan(
         found = Found(options.grids(storage, len(machine)))
     else:
         storage, found, machine = _tiled(graph, storage, machine, planning, bucketed is None)
+    if options.stream:
+        storage, grids = reach.with_reach(storage, found.grids, options.stream)
+        found = replace(found, grids=grids)
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
@@ -105,6 +110,8 @@ def build_plan(
     if bucketed is not None and not between:
         bucketed.cover(tile_graph, grids)
     parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
+    if options.stream:
+        parents, children = reach.first_edges(parents, children, tile_graph.op_tiles)
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     # With barriers the tiles are the same as without, and the predictions are not of this plan: see `Experiment`.
@@ -254,6 +261,8 @@ class _Writer:
         if bucketed is not None:
             plan.values, plan.numbers = bucketed.values, bucketed.numbers
             plan.least, plan.most = bucketed.bucket.least, bucketed.bucket.most
+        if self.options.stream:
+            plan.parts, plan.kept_at = self.tile_graph.op_tiles, reach.kept_at(self.storage)
         plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
         plan.place_weights(plan.default_directory()[0])

@@ -27,6 +27,7 @@ from aspen_mp.system import clock
 
 if TYPE_CHECKING:
     from aspen_mp.client.session import Session
+    from aspen_mp.client.streams.model_stream import ModelStream
     from aspen_mp.client.trials.choice import Choice
 
 PRIORITIES: Final = _control.PRIORITIES
@@ -291,7 +292,41 @@ class Model(Submission):
         """
         return self._tree.transfers
 
-    # ---- streams
+    # ---- frames that follow each other
+
+    def stream(self, *, same_bits: bool = True) -> ModelStream:
+        """Return a stream: requests of which each runs only what differs from the one before, such as the frames of a video.
+
+        A stream keeps all activations in shared memory (`ModelStream.nbytes`), until it is closed. Any number of streams share the model's
+        weights and plans.
+
+        Args:
+            same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
+                from these by rounding errors, as those of two algorithms do. With Winograd's algorithm, which most convolutions use, the
+                rounding errors of a block depend on the whole block. So less has to run then.
+
+        Raises:
+            RequestError: The model has been unloaded.
+        """
+        from aspen_mp.client.streams.model_stream import ModelStream
+
+        self._check_there()
+        return ModelStream(self, same_bits=arguments.flag("same_bits", same_bits))
+
+    def arguments(
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None
+    ) -> tuple[dict[str, Any], Sequence[str] | None]:
+        """Inputs and names of outputs as of `run`, checked."""
+        return self._check(self._signature.named(feeds)), self._signature.wanted(outputs)
+
+    @staticmethod
+    def terms(timeout: float | None, priority: str, deadline_ms: float | None, on_late: OnLate) -> tuple[Urgency, float | None]:
+        """The urgency of a request and its time limit in seconds, checked."""
+        urgency = _urgency(priority, deadline_ms, on_late)
+        limit = None if timeout is None else arguments.seconds("timeout", timeout)
+        return urgency, _sooner(limit, urgency) if urgency.drops else limit
+
+    # ---- streams of requests
 
     @overload
     def map(

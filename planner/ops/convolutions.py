@@ -278,7 +278,12 @@ def _wino_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
         for axis, block in zip((len(shape) - 2, len(shape) - 1), sides, strict=True):
             lo[:, axis] = lo[:, axis] // block * block
             hi[:, axis] = np.minimum(-(-hi[:, axis] // block) * block, node.output.shape[axis])
-    elif i == 1:
+    return _wino_values(node, i, shape, lo, hi)
+
+
+def _wino_values(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """As CONV: what the rest of a block adds is rounding errors."""
+    if i == 1:
         out_lo, out_hi = whole(shape, len(lo))
         out_lo[:, 0], out_hi[:, 0] = lo[:, 1] // 32, (hi[:, 1] + 31) // 32
         return out_lo, out_hi
@@ -591,6 +596,7 @@ SPECS = (
         inputs=(X, Input("weights", "transformed by `packing.winograd`", packed=True), BIAS, RESIDUAL, SCALE, SHIFT),
         params=(*_CONV, integer("block", "side of a block of outputs, see `winograd.BLOCKS`"), DEPTH),
         region=_wino_region,
+        values=_wino_values,
         checks=_wino_checks,
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,

@@ -174,7 +174,8 @@ class OpSpec:
     """All that the planner knows of a kernel. `inputs`, `params`: in the kernel's order, see `workers/kernels/kernel.h`. `outputs`: how
     many; 0: any number.
 
-    `region`: which part of an input a part of the output needs. `checks`: raises `Misfit` unless a call stays within its operands; None
+    `region`: which part of an input a part of the output needs. `values`: the same for what exact arithmetic would need, where rounding
+    errors depend on more; None: as `region`. `checks`: raises `Misfit` unless a call stays within its operands; None
     where there is no kernel. `layout`: of its output. `planar`: whether an image is as good to it where the pixels of a row lie side by
     side: then it SPREADS, whatever `layout` says. `gathers`: with fewer channels of input a group, the kernel copies its input anyway,
     whatever the strides. `read_again`: an image is copied for its channels to lie side by side where it has fewer elements than this
@@ -185,6 +186,7 @@ class OpSpec:
 
     name: str
     region: RegionMap
+    values: RegionMap | None = None
     inputs: tuple[Input, ...] = ()
     params: tuple[Param, ...] = ()
     outputs: int = 1

@@ -20,8 +20,23 @@ from aspen_mp.planner.ops import (
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.call import Call
 from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
+from aspen_mp.planner.ops.streams import reach
 
-_FAMILIES = (products, attention, convolutions, stacks, elementwise, reductions, norms, movement, views, sampling, recurrent, classical)
+_FAMILIES = (
+    products,
+    attention,
+    convolutions,
+    stacks,
+    elementwise,
+    reductions,
+    norms,
+    movement,
+    views,
+    sampling,
+    recurrent,
+    classical,
+    reach,
+)
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
 """Specs by the op of kernel-level nodes."""
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)
@@ -71,6 +86,14 @@ def input_region(node: Node, i: int, lo: Boxes, hi: Boxes) -> Region:
     if spec is None:
         raise KeyError(f"{node.name}: no region map for {node.op}")
     return spec.region(node, i, tensor.shape, lo, hi)
+
+
+def value_region(node: Node, i: int, lo: Boxes, hi: Boxes) -> Region:
+    """As `input_region`, for what the values of the boxes depend on in exact arithmetic. Their rounding errors may depend on more."""
+    spec, tensor = SPECS.get(node.op), node.inputs[i]
+    if spec is None or spec.values is None or tensor is None:
+        return input_region(node, i, lo, hi)
+    return spec.values(node, i, tensor.shape, lo, hi)
 
 
 def check_call(kernel: str, call: Call) -> None:

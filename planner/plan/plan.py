@@ -106,7 +106,9 @@ class Plan:
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
     `weight_uses`: rows (operand, item of `weights`, bytes into the item). The plan of a shape bucket serves all extents from `least` to
     `most`: its arrays are those of `most`, and `values` and `numbers` say how they follow from the extents (`extents.at`); all four are
-    empty in any other. `costs` stay in this process: see `tile_costs`.
+    empty in any other. `parts`: tiles of which a request may run a part. `kept_at`: the place of the word
+    in its region that says whether activations are trusted. Both are 0 in a plan whose requests run whole (`tiling.reach`).
+    `costs` stay in this process: see `tile_costs`.
     """
 
     name: str
@@ -137,6 +139,8 @@ class Plan:
     most: Extents = ()
     memory: int = 0
     memory_cores: int = 0
+    parts: int = 0
+    kept_at: int = 0
     costs: Costs | None = None
 
     def tile_costs(self) -> Costs:
@@ -221,6 +225,8 @@ class Plan:
             h[name] = value
         h["request_bytes"], h["scratch_bytes"] = self.request_bytes, self.scratch_bytes
         h["memory"], h["memory_cores"] = self.memory, self.memory_cores
+        h["n_parts"], h["request_kept"] = self.parts, self.kept_at
+        h["arena_parts"] = int(self.operands["offset"][0]) if self.parts else 0
         h["weights_bytes"][: len(self.weight_segments)] = self.weight_segments
         return h
 

@@ -233,6 +233,8 @@ def _plan(header: dict[str, Any], segment: bytes, uses: np.ndarray[Any, np.dtype
         weight_uses=uses,
         weight_segments=[int(b) for b in h["weights_bytes"][: h["n_weights"]]],
         info=_info(header["info"]),
+        parts=int(h["n_parts"]),
+        kept_at=int(h["request_kept"]),
         metadata=header["metadata"],
         values=array("values", VALUE, h["n_values"]),
         numbers=array("numbers", NUMBER, h["n_numbers"]),

@@ -130,6 +130,14 @@ static inline int aspen_seed(struct aspen_station *s) {
   return ASPEN_OK;
 }
 
+/* Whether a request may not rely on the activations that the one before left in its region: it is the first one there, or a worker may have
+ * scribbled there since. */
+static inline uint32_t aspen_stale_activations(const struct aspen_station *s, const struct aspen_candidate *r,
+                                               const struct aspen_plan_view *plan) {
+  const uint64_t at = plan->header->request_kept;
+  return at && aspen_load_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + at)) != aspen_trust_word(s->control);
+}
+
 /* Starts a candidate in a free instance. The instance's fields are written before CLAIMED, so that the planner process finds it when it looks
  * for the last requests of a plan, client or data segment that ends; the marks of such an end are looked at after CLAIMED. One of the two
  * sees the other. */
@@ -150,6 +158,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->offset = r->offset;
   i->extent = r->extent;
   i->needed = 0;
+  aspen_store_relaxed(&i->whole, aspen_stale_activations(s, r, view->plan));
   i->started_ns = aspen_now_ns();
   i->waited_ns = i->started_ns > r->submitted_ns ? i->started_ns - r->submitted_ns : 0;
   i->deadline_ns = r->due_ns;

@@ -88,7 +88,10 @@ enum aspen_role {
   F(uint32_t, reserved2, 1)                                                                                                        \
   F(uint64_t, memory, 1)          /* bit d: tiles of depth d wait for memory, … */                                                 \
   F(uint32_t, memory_cores, 1)    /* … of which so many cores leave others nothing; 0: any number does */                          \
-  F(uint32_t, reserved, 1) F(uint64_t, reserved1, 3)
+  F(uint32_t, n_parts, 1)         /* tiles, from the first on, of which a request may run a part (docs/protocol/reach.md) */        \
+  F(uint64_t, arena_parts, 1)     /* u32 parts[n_parts][2 * ASPEN_TILE_AXES]: what REACH found; 0: every request runs all tiles whole */ \
+  F(uint64_t, request_kept, 1)    /* u32 in the request's region: aspen_trust_word() when activations there were whole; 0: no such word */ \
+  F(uint64_t, reserved1, 1)
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
   F(uint32_t, kernel, 1)         /* enum aspen_kernel_id */                                                                        \
@@ -202,7 +205,8 @@ struct aspen_signals {
   uint32_t trace;      /* server, before the attach_seq that announces it: segment that DSEs record into, 0: none. Looked at when mapping */
   uint32_t preempt_ns; /* server, at creation: how long a tile of a lower class is held back in each gap of a higher one, and how long one should be at
                         * most (docs/protocol/pool.md, "Classes"); 0: not at all, and as long as it likes */
-  uint32_t reserved[3];
+  uint32_t faults;     /* server, while the world stands still: ++ when a worker may have scribbled, and requests begin anew */
+  uint32_t reserved[2];
 };
 enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
 
@@ -444,7 +448,9 @@ struct aspen_instance {
   uint64_t waited_ns;  /* claiming DSE: of this request, from submission to start … */
   uint64_t admitted_ns; /* … and when it was admitted */
   uint64_t beside;     /* of `served`, those that ended while requests of a higher class ran; both: DSE of END, server when it gives the instance out */
-  uint64_t reserved2[2];
+  uint32_t whole;      /* claiming DSE: 1 where kept activations cannot be trusted; all tiles run whole. Recovery: 1 where it begins anew */
+  uint32_t reserved2;
+  uint64_t reserved3;
 };
 
 enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING };

@@ -137,6 +137,7 @@ static inline int aspen_fault_of_tile(uint32_t error) {
 /* Begins anew from the request's inputs: flags of no generation (I2), and no fault that may come from what was overwritten. */
 static inline void aspen_recover_restart(struct aspen_recovery *r, struct aspen_instance *i, const struct aspen_recovery_view *v) {
   memset(v->executed, 0, sizeof *v->executed * v->header->n_tiles);
+  aspen_store_relaxed(&i->whole, 1);
   if (!aspen_fault_of_tile((uint32_t)aspen_load_relaxed(&i->fault))) return;
   struct aspen_client_segment *c = aspen_client_mapped(&r->station, i->client);
   if (c) aspen_store_relaxed(&c->slot[i->slot % ASPEN_SLOTS].message_bytes, 0);
@@ -214,6 +215,7 @@ static inline void aspen_recover_client(struct aspen_client_segment *c) {
 static inline void aspen_recover(struct aspen_recovery *r, int restart) {
   struct aspen_control *c = r->station.control;
   uint64_t running = 0;
+  if (restart) aspen_store_relaxed(&c->signals.faults, aspen_load_relaxed(&c->signals.faults) + 1);
   aspen_recover_pool(c);
   aspen_recover_hints(c);
   for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {

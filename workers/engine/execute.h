@@ -55,13 +55,14 @@ static inline void aspen_exec_ahead(const struct aspen_exec_instance *e, uint32_
   }
 }
 
-/* Calls the kernel of a tile, if it has one. Returns enum aspen_error. `began` becomes the time of the call. */
-static inline int aspen_dse_call(struct aspen_dse *d, uint64_t item, const struct aspen_exec_instance *e, uint32_t op, uint64_t *began) {
+/* Calls the kernel of a tile, or of a part of it, if it has one. Returns enum aspen_error. `began` becomes the time of the call. */
+static inline int aspen_dse_call(struct aspen_dse *d, uint64_t item, const struct aspen_exec_instance *e, uint32_t op, const uint32_t *part,
+                                 uint64_t *began) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item), generation = e->view.generation;
   struct aspen_worker *me = aspen_me(&d->s);
   aspen_call call;
   aspen_kernel_fn kernel = aspen_exec_prepare(e, tile, d->scratch, d->scratch_bytes, &call);
-  if (!kernel) return ASPEN_E_OK;
+  if (!kernel || (part && !aspen_call_cut(&call, part))) return ASPEN_E_OK;
   call.again = aspen_dse_again(d, id, generation, op);
   call.apart = d->apart;
   aspen_exec_ahead(e, tile);
@@ -71,7 +72,7 @@ static inline int aspen_dse_call(struct aspen_dse *d, uint64_t item, const struc
   int error = kernel(&call);
   aspen_dse_used_scratch(d, error ? ASPEN_NONE : id, generation, op);
   aspen_dse_lap(d, &me->kernel_ticks);
-  if (aspen_exec_expected(e)) d->expected_ns += aspen_exec_plan_of(e)->op[op].expected_ns;
+  if (aspen_exec_expected(e) && !part) d->expected_ns += aspen_exec_plan_of(e)->op[op].expected_ns;
   else aspen_dse_unpaced(d, d->lap - *began);
   if (d->expected_ns >= ASPEN_PACE_NS) aspen_dse_pace(d);
   return error;
@@ -95,15 +96,18 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   if (!aspen_load_relaxed(&i->fault)) {
     const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
     uint32_t op = p->view.tiles[ASPEN_ITEM_TILE(item)].op;
-    skipped = 0;
-    if (p->op[op].kernel == ASPEN_K_OPAQUE) {
-      d->opaque = item;
-      return ASPEN_BUSY;
-    }
-    int error = aspen_dse_call(d, item, e, op, &began);
-    if (error) {
-      aspen_stat_add(&me->faults, 1);
-      aspen_fail(&d->s, id, (uint32_t)error, op, 0, NULL, 0);
+    const uint32_t *part = aspen_exec_part(e, i, ASPEN_ITEM_TILE(item));
+    if (!part || !aspen_part_empty(part)) {
+      skipped = 0;
+      if (p->op[op].kernel == ASPEN_K_OPAQUE) {
+        d->opaque = item;
+        return ASPEN_BUSY;
+      }
+      int error = aspen_dse_call(d, item, e, op, part, &began);
+      if (error) {
+        aspen_stat_add(&me->faults, 1);
+        aspen_fail(&d->s, id, (uint32_t)error, op, 0, NULL, 0);
+      }
     }
   }
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, skipped);

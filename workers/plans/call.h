@@ -22,6 +22,18 @@ static inline int aspen_call_clip(aspen_call *c, uint32_t rank) {
   return left;
 }
 
+/* Cuts a call's box off at the part of a tile that runs. Returns 0 where nothing is left of it. `part`: AXES lower bounds, then AXES upper
+ * ones. */
+static inline int aspen_call_cut(aspen_call *c, const uint32_t *part) {
+  int left = 1;
+  for (uint32_t k = 0; k < ASPEN_TILE_AXES; k++) {
+    if (part[k] > c->lo[k]) c->lo[k] = part[k];
+    if (part[ASPEN_TILE_AXES + k] < c->hi[k]) c->hi[k] = part[ASPEN_TILE_AXES + k];
+    left &= c->lo[k] < c->hi[k];
+  }
+  return left;
+}
+
 /* Fills the call of an op's tile. Returns 0 where none of it is there at the request's extent. */
 static inline int aspen_call_fill(aspen_call *c, const struct aspen_exec_instance *e, const struct aspen_exec_op *op,
                                   const struct aspen_tile *t) {

@@ -150,6 +150,11 @@ static inline const char *aspen_header_check(const struct aspen_plan_header *h, 
       !aspen_array_fits(h->arena_bytes, h->arena_executed, h->n_tiles, 4) ||
       !aspen_array_fits(h->arena_bytes, h->arena_next, h->n_tiles, 8) || h->arena_data > h->arena_bytes)
     return "an array reaches beyond the arena";
+  if (h->n_parts > h->n_tiles || !aspen_array_fits(h->arena_bytes, h->arena_parts, h->n_parts, 8 * ASPEN_TILE_AXES) ||
+      (h->n_parts && h->arena_parts < h->arena_data))
+    return "parts of tiles lie outside the arena's data";
+  if (h->request_kept % 4 || (h->request_kept && !aspen_array_fits(h->request_bytes, h->request_kept & ~(uint64_t)7, 1, 8)))
+    return "a word of the request lies outside its region";
   return NULL;
 }
 

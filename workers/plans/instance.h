@@ -19,6 +19,8 @@ struct aspen_exec_instance {
   const int64_t *params;           /* The plan's, or those in `own`. */
   int64_t *own;                    /* Dims, strides, offsets, params and values at `extent`. NULL: the plan has one shape. */
   uint32_t extent;                 /* The word of the request that `view.generation` names, or of a request before it. */
+  const uint32_t *parts;           /* Written by REACH, of the first `n_parts` tiles. */
+  uint32_t n_parts;
   struct aspen_bases bases;
 };
 
@@ -112,6 +114,8 @@ static inline struct aspen_exec_instance *aspen_exec_instance_new(struct aspen_e
   e->params = p->params;
   e->extent = p->view.largest;
   e->bases = *bases;
+  e->parts = (const uint32_t *)(arena + h->arena_parts);
+  e->n_parts = h->arena_parts ? h->n_parts : 0;
   e->args = (aspen_arg *)calloc(p->n_operands ? p->n_operands : 1, sizeof *e->args);
   if (!e->args) goto bad;
   for (uint32_t i = 0; i < p->n_operands; i++) {
@@ -153,6 +157,16 @@ static inline uint64_t *aspen_exec_next(const struct aspen_exec_instance *e) {
   const struct aspen_plan_header *h = e->view.plan->header;
   return (uint64_t *)((char *)e->view.missing - h->arena_counters + h->arena_next);
 }
+
+/* The part of a tile that changed inputs reach (docs/protocol/reach.md). NULL: the tile runs whole, as tile 0 does, which finds the
+ * parts. */
+static inline const uint32_t *aspen_exec_part(const struct aspen_exec_instance *e, const struct aspen_instance *i,
+                                              uint32_t tile) {
+  return tile && tile < e->n_parts && !aspen_load_relaxed(&i->whole) ? e->parts + (size_t)tile * 2 * ASPEN_TILE_AXES : NULL;
+}
+
+/* Whether changes reach nothing of a tile. */
+static inline int aspen_part_empty(const uint32_t *part) { return part[0] >= part[ASPEN_TILE_AXES]; }
 
 /* Whether the plan's expectation of a tile's time fits this request. It is that of the whole box. */
 static inline int aspen_exec_expected(const struct aspen_exec_instance *e) { return !e->own || e->extent == e->view.plan->largest; }

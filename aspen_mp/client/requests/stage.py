@@ -440,9 +440,9 @@ class Stage:
                 view[...] = arrays[name]
         return self._copies
 
-    def _collect(self, region: Region, names: Sequence[str] | None) -> dict[str, Any]:
+    def _collect(self, region: Region, names: Sequence[str] | None, *, lends: bool = True) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        lent = self._lend(region) if self._lends and not region.user else None
+        lent = self._lend(region) if lends and self._lends and not region.user else None
         for slot, (name, is_object), view in zip(self.planned.outputs, self._outputs, region.outputs, strict=True):
             if names is None or name in names:
                 if is_object:
@@ -533,6 +533,42 @@ class Stage:
             else:
                 self.end(region)
             raise
+
+    # ---- requests that keep their region
+
+    def take_region(self) -> Region:
+        """A region for requests that follow each other (`client.streams`), until `end`."""
+        return self._acquire()
+
+    def run_in(
+        self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None, *, copy: bool
+    ) -> dict[str, Any] | None:
+        """Executes a request in a region that has its inputs. `copy`: as of `kept_results`. None after `timeout` seconds.
+
+        Then, and where this raises, `end(region)` has been called, or will be when nothing writes there any more."""
+        span = region.span
+        result = self._session.execute(
+            self._plan, self._generation, span.index, span.offset, urgency, timeout, lambda: self.end(region), stop, self._extent
+        )
+        if result is None:
+            return None
+        try:
+            if result.error:
+                self.fail(result, region, urgency)
+            return self.kept_results(region, copy=copy)
+        except BaseException:
+            self.end(region)
+            raise
+
+    def kept_results(self, region: Region, *, copy: bool) -> dict[str, Any]:
+        """The outputs in a region, but for what the plan says of itself: copies, or views that nobody may write to."""
+        names = [slot.name for slot in self.planned.outputs if slot.name]
+        if copy or self.objects or self._keys:
+            return self._collect(region, names, lends=False)
+        views = {name: region.outputs[k].view() for k, name in enumerate(names)}
+        for view in views.values():
+            view.flags.writeable = False
+        return views
 
     def _check_loan(self, region: Region) -> None:
         """Before anything else is made of an answer: what it says may come from the zeros that were read, and whoever begins the request

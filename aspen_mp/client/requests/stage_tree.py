@@ -8,7 +8,7 @@ decide shapes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from aspen_mp.client.session import Session
 from aspen_mp.control.planning.shape_buckets import structure
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
+from aspen_mp.planner.job.options import Keeping
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _tally
 from aspen_mp.shm.bindings._channel import Urgency
@@ -150,9 +151,11 @@ class StageTree:
         codes: Mapping[str, dict[str, int]] | None = None,
         *,
         fixed: bool,
+        stream: Keeping = "",
     ) -> None:
-        """`keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
-        of strings, of which they take numbers. `fixed`: whether the model declares all extents of its inputs."""
+        """`stream`: what first stages keep activations for (`client.streams`). `keys`: of outputs of which plans may give numbers
+        (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs of strings, of which they take numbers. `fixed`: whether the
+        model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
@@ -160,6 +163,8 @@ class StageTree:
         self._keys = dict(keys or {})
         self._codes = dict(codes or {})
         self._fixed = fixed
+        self._stream = stream
+        self._for_streams: dict[Keeping, StageTree] = {}
         self._transfers = Transfers()
         self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}  # this and the following may change while another thread looks at all: it looks at a copy
@@ -172,6 +177,15 @@ class StageTree:
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
         self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
+
+    def for_streams(self, kind: Keeping) -> StageTree:
+        """The plans of the same model for streams."""
+        with self._lock:
+            self._check()
+            if kind not in self._for_streams:
+                told = self._session, self._model_id, self._model, self._outputs, self._keys, self._codes
+                self._for_streams[kind] = StageTree(*told, fixed=self._fixed, stream=kind)
+            return self._for_streams[kind]
 
     @property
     def transfers(self) -> Transfers:
@@ -266,9 +280,16 @@ class StageTree:
     # ---- walking
 
     def run(
-        self, arrays: Mapping[str, Any], timeout: float | None, urgency: Urgency, stop: RequestStop | None, *, borrow: bool = True
+        self,
+        arrays: Mapping[str, Any],
+        timeout: float | None,
+        urgency: Urgency,
+        stop: RequestStop | None,
+        *,
+        borrow: bool = True,
+        first: Callable[[Stage, float | None], dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
+        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`. `first(stage, timeout)`: runs the first stage."""
         self._check()
         deadline = None if timeout is None else clock.monotonic() + timeout
         known = dict(arrays)
@@ -284,7 +305,10 @@ class StageTree:
                 stop.check()
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             try:
-                results = stage.run(known, urgency, left, None, stop, borrow=borrow)
+                if first is not None and len(node.binds) == 1:
+                    results = first(stage, left)
+                else:
+                    results = stage.run(known, urgency, left, None, stop, borrow=borrow)
             except RequestTimeout:
                 raise too_late(self._model, timeout) from None
             except (Stale, Short) as again:
@@ -431,12 +455,12 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities = _listed(node.capacities)
+        capacities, stream = _listed(node.capacities), self._stream if len(node.binds) == 1 else ""
 
         def call() -> protocol.Planned:
             try:
                 return self._session.control.call(
-                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside, stream),
                     protocol.Planned,
                     progress=progress,
                 )[0]
@@ -537,12 +561,16 @@ class StageTree:
 
     def retire(self) -> None:
         """The session is lost. Who waits for a driver still gets one, and learns of it."""
+        for tree in list(self._for_streams.values()):
+            tree.retire()
         if self._drivers is not None:
             self._drivers.shutdown(wait=False)
 
     def close(self) -> None:
         """Gives every region back. Requests that wait for a driver fail."""
         self._closed = True
+        for tree in list(self._for_streams.values()):
+            tree.close()
         for node in list(self._roots.values()):
             for stage in node.stages():
                 stage.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,49 @@ class Submission:
                     raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
                 losses = self._losses(losses, lost)
 
+    # ---- for streams
+
+    def stages(self, until: float | None = None) -> StageTree:
+        """Return the model's stages, as `Residence.tree` does."""
+        self._check_there()
+        return self._residence.tree(until)
+
+    def losses(self, losses: int, lost: RuntimeLost) -> int:
+        """Count a loss, as `_losses` does."""
+        return self._losses(losses, lost)
+
+    def counted(
+        self, answer: Callable[[float | None], dict[str, npt.NDArray[Any]]], urgency: Urgency, timeout: float | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return what `answer(deadline)` returns, and count it as a request of the model."""
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        began = self._begins(deadline)
+        try:
+            results = answer(deadline)
+        except RequestTimeout as late:
+            error = expired(self.name, urgency) if urgency.drops and not urgency.left() else too_late(self.name, timeout)
+            self._ends(began, outcome(error))
+            raise error from late
+        except BaseException as error:
+            self._ends(began, outcome(error))
+            raise
+        self._ends(began, 0)
+        return results
+
+    def begun(self, urgency: Urgency, timeout: float | None) -> RequestFuture:
+        """The future of a request that counts from now on."""
+        future = RequestFuture()
+        future.began = self._begins(wait=False)
+        future.answered, future.ended, future.left = self._answered, self._over, self._park
+        self._limit(future, urgency, timeout)
+        return future
+
+    def _limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None) -> None:
+        if urgency.drops and (timeout is None or urgency.left() < timeout):
+            future.limit(urgency.left(), lambda: expired(self.name, urgency))
+        elif timeout is not None:
+            future.limit(timeout, lambda: too_late(self.name, timeout))
+
     def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
         self._check_there()
@@ -159,10 +202,7 @@ class Submission:
         request = _Request(names, urgency, future, copy, counts)
         future.began = self._begins(wait=False)
         future.answered, future.ended, future.left = self._answered, self._over, self._park
-        if urgency.drops and (timeout is None or urgency.left() < timeout):
-            future.limit(urgency.left(), lambda: expired(self.name, urgency))
-        elif timeout is not None:
-            future.limit(timeout, lambda: too_late(self.name, timeout))
+        self._limit(future, urgency, timeout)
         try:
             return self._started(request, arrays)
         except BaseException:

@@ -139,6 +139,7 @@ class PlanRequests(PlanBuilder):
         recurs = alone and not _others(model, message)
         search = recurs and not (self._setup.replans and _afterwards(model, message))
         job = PlanStage(message.stages, message.capacities, self._setup.speeds(), self._setup.rates_name, search, recurs, alone)
+        job.stream = message.stream
         entry, buckets = self.kept(model, job), _buckets(model, message)
         if entry is not None and search and not entry.note.searched and replanning.searchable(entry.note.work_ns, job.speeds):
             entry = None
@@ -296,7 +297,8 @@ class PlanRequests(PlanBuilder):
 
 def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     """Return the key of a plan for these shapes and values alone."""
-    return msgspec.msgpack.encode((asked.stages, asked.capacities))
+    shapes = msgspec.msgpack.encode((asked.stages, asked.capacities))
+    return b"%b:%b" % (asked.stream.encode(), shapes) if asked.stream else shapes
 
 
 def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one: Range) -> bytes:
@@ -306,10 +308,10 @@ def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one:
 
 
 def _buckets(model: Model, message: protocol.MakePlan) -> Buckets | None:
-    """Return the buckets of the stage that is asked for. None where the model has another input than tensors, or where a first stage is
-    planned for values of its inputs."""
+    """Return the buckets of the stage that is asked for. None where the model has another input than tensors, where a first stage is
+    planned for values of its inputs, or for a stream."""
     first = message.stages[0]
-    if any(bind.dtype == "object" or (bind.value is not None and len(message.stages) == 1) for bind in first):
+    if message.stream or any(bind.dtype == "object" or (bind.value is not None and len(message.stages) == 1) for bind in first):
         return None
     return model.buckets.of(message.stages, message.capacities)
 

@@ -16,9 +16,7 @@ from aspen_mp.system import descriptors
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    shapes = (job.stages, job.capacities)
-    key = plan_cache.plan_key(plans.build, digest, options, *shapes, job.speeds, job.rates, job.bucket, job.within)
-    entry = plans.plan(key)
+    entry = plans.plan(job.key(plans.build, digest, options))
     served_bucket = None if entry is None else entry.note.served_bucket
     if job.bucket is not None and served_bucket is not None and served_bucket.range.extents(job.bucket.lengths) is None:
         return None  # it is for another half of the bucket

@@ -188,10 +188,7 @@ class CacheWriter:
         from aspen_mp.planner.plan import plan_file
 
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
-        shapes = (message.stages, message.capacities)
-        key = plan_cache.plan_key(
-            self._cache.build, self._digest, self._request.cache_key, *shapes, message.speeds, message.rates, message.bucket, message.within
-        )
+        key = message.key(self._cache.build, self._digest, self._request.cache_key)
         note = plan_cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
             *(self._digest, message.rates, len(message.speeds), message.search, answer.served_bucket, answer.work_ns),

@@ -12,20 +12,21 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from aspen_mp.control.planning.plan_cache import File, WeightFile
+from aspen_mp.control.planning.plan_cache import File, WeightFile, plan_key
 from aspen_mp.control.planning.plan_checks import AT_ONCE, Check, check, copied
 from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.wire.forked import fork
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo, make_error
+from aspen_mp.planner.job.options import Keeping
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment, format_bytes, memory_available
@@ -67,6 +68,13 @@ class PlanStage(protocol.Message):
     """The bucket that the plan is to be for, or for a part of it. If the stage has no such plan, it is for these shapes alone."""
     within: WantedBucket | None = None
     """The bucket whose plan serves these shapes until now: results keep their bits."""
+    stream: Keeping = ""
+    """The purpose of kept activations, see `protocol.MakePlan`."""
+
+    def key(self, build: str, digest: bytes, options: Sequence[Any]) -> str:
+        """The name of the plan in the plan cache."""
+        options = [*options, self.stream] if self.stream else options
+        return plan_key(build, digest, options, self.stages, self.capacities, self.speeds, self.rates, self.bucket, self.within)
 
 
 class JobProgress(protocol.Message):

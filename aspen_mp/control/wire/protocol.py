@@ -22,13 +22,13 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.job.options import Objective
+from aspen_mp.planner.job.options import Keeping, Objective
 from aspen_mp.planner.job.request import PlanRequest
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 from aspen_mp.system import descriptors, sockets
 
-VERSION: Final = 12
+VERSION: Final = 13
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -91,7 +91,8 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class MakePlan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
     else one waits for it. `often`: the plan for a shape bucket that serves these shapes has served them again and again. `beside`:
-    many lengths are met, of which these shapes have one, so those of the buckets beside may be, too."""
+    many lengths are met, of which these shapes have one, so those of the buckets beside may be, too. `stream`: the plan keeps activations
+    in the request's region, and runs what changed inputs reach."""
 
     id: Count
     model: Count
@@ -100,6 +101,7 @@ class MakePlan(Message):
     ahead: bool = False
     often: bool = False
     beside: bool = False
+    stream: Keeping = ""
 
 
 class Adopt(Message):

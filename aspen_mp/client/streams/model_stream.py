@@ -1,0 +1,377 @@
+"""A stream of a model: requests that differ little from the one before, such as the frames of a video."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.client.future import RequestFuture
+from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
+from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share
+from aspen_mp.shm.errors import RequestError, RuntimeLost
+from aspen_mp.shm.scarcity import submit
+from aspen_mp.shm.tables import NUMBERS
+from aspen_mp.system import clock, processes, threads
+
+if TYPE_CHECKING:
+    from aspen_mp.client.requests.region import Region
+    from aspen_mp.client.requests.stage import Stage
+    from aspen_mp.planner.job.options import Keeping
+    from aspen_mp.shm.bindings._channel import Urgency
+
+Changes = Mapping[str, Changed]
+Results = dict[str, npt.NDArray[Any]]
+_LINE: Final = NUMBERS["REACH_LINE"]
+OnLate = Literal["drop", "run"]
+
+
+class Streamed(Protocol):
+    """A model as its streams see it: `client.model.Model`."""
+
+    name: str
+
+    def arguments(
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None
+    ) -> tuple[dict[str, Any], Sequence[str] | None]: ...
+    def check_names(self, names: Iterable[str]) -> None: ...
+    def terms(self, timeout: float | None, priority: str, deadline_ms: float | None, on_late: OnLate) -> tuple[Urgency, float | None]: ...
+    def counted(self, answer: Callable[[float | None], Results], urgency: Urgency, timeout: float | None) -> Results: ...
+    def begun(self, urgency: Urgency, timeout: float | None) -> RequestFuture: ...
+    def stages(self, until: float | None = None) -> StageTree: ...
+    def losses(self, losses: int, lost: RuntimeLost) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReport:
+    """How much of a frame ran.
+
+    Attributes:
+        changed (float): The share of the inputs' elements in boxes that hold all that changed.
+        tiles (float): The share of the plan's tiles that ran, whole or in part.
+        work (float): The share of the plan's arithmetic that ran.
+    """
+
+    changed: float
+    tiles: float
+    work: float
+
+
+NOTHING: Final = FrameReport(0.0, 0.0, 0.0)
+EVERYTHING: Final = FrameReport(1.0, 1.0, 1.0)
+
+
+class ModelStream:
+    """Requests of a model, one after the other, of which each runs only what its changed inputs reach. Made by `Model.stream`.
+
+    The stream keeps all activations of the last frame in shared memory of its own. Frames run in the order in which they
+    are given; any thread may give them.
+    """
+
+    def __init__(self, model: Streamed, *, same_bits: bool) -> None:
+        self._model = model
+        self._kind: Keeping = "bits" if same_bits else "values"
+        self._turn = threads.RLock()  # one frame at a time
+        self._queueing = threads.Lock()  # guards `_queue`, `_queued`
+        self._owner = processes.getpid()
+        self._stage: Stage | None = None
+        self._region: Region | None = None
+        self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
+        self._inputs: list[ChangedInput] = []
+        self._sizes: dict[str, int] = {}
+        self._valid = False  # the region holds all that the last frame computed
+        self._closed = False
+        self._queue: ThreadPoolExecutor | None = None
+        self._queued = 0
+        self._last: FrameReport | None = None
+
+    def __enter__(self) -> ModelStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<aspen_mp.ModelStream of {self._model.name!r}: {self.nbytes} bytes>"
+
+    @property
+    def last(self) -> FrameReport | None:
+        """How much of the last frame ran. None before the first."""
+        return self._last
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory that the stream holds; 0 before the first frame."""
+        stage = self._stage
+        return 0 if stage is None or self._region is None else stage.planned.region
+
+    # ---- frames
+
+    def run(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        changed: Changes | Changed | None = None,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
+        copy: bool = True,
+    ) -> Results:
+        """Run the next frame and return its outputs.
+
+        The first frame runs whole, and so does one with other shapes, or one after a frame that failed.
+
+        Args:
+            feeds: As of `Model.run`: all inputs, whole.
+            changed: What may differ from the frame before. {input: boxes or mask}; inputs that are not in it are the same as before. Boxes
+                are pairs (lower bounds, upper bounds), along all axes of the input. A mask is an array of booleans, of the input's shape
+                or of its two longest axes behind the first. Where the model has one input, its boxes or mask alone will do. None: the
+                frame is compared with the one before.
+            outputs: As of `Model.run`.
+            timeout: As of `Model.run`.
+            priority: As of `Model.run`.
+            deadline_ms: As of `Model.run`.
+            on_late: As of `Model.run`.
+            copy: Whether outputs are fresh arrays. False: they are read-only views of the stream's memory, which the next frame overwrites.
+
+        Returns:
+            {output name: array}.
+
+        Raises:
+            RequestError, RequestTimeout, DeadlineMissed, QueueFull, RuntimeLost: As of `Model.run`.
+        """
+        if self._queued and copy:
+            future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
+            return future.result()
+        model = self._model
+        arrays, told, names = self._checked(feeds, changed, outputs)
+        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+        return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
+
+    def submit(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        changed: Changes | Changed | None = None,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
+    ) -> RequestFuture:
+        """Start the next frame and return its future at once. Inputs are copied before this returns.
+
+        Args:
+            feeds: As of `run`.
+            changed: As of `run`.
+            outputs: As of `run`.
+            timeout: As of `Model.submit`.
+            priority: As of `Model.run`.
+            deadline_ms: As of `Model.submit`.
+            on_late: As of `Model.run`.
+
+        Returns:
+            A `concurrent.futures.Future` of what `run` would return.
+
+        Raises:
+            RequestError, QueueFull: As of `Model.submit`.
+        """
+        model = self._model
+        arrays, told, names = self._checked(feeds, changed, outputs)
+        copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+        future = model.begun(urgency, limit)
+
+        def drive() -> None:
+            stop = RequestStop(model.stages().session, future)
+            future.stop = stop.ask
+            try:
+                if not future.done():
+                    future.finish(self._answer(copies, told, names, urgency, None, stop))
+            except BaseException as error:
+                future.fail(error)
+            future.settle()
+            with self._queueing:
+                self._queued -= 1
+
+        try:
+            with self._queueing:
+                if self._queue is None:
+                    self._queue = ThreadPoolExecutor(1, thread_name_prefix="aspen-mp stream")
+                self._queued += 1
+                submit(self._queue, drive)
+        except BaseException:
+            with self._queueing:
+                self._queued -= 1
+            future.settle()
+            raise
+        return future
+
+    async def run_async(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        changed: Changes | Changed | None = None,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
+    ) -> Results:
+        """Run the next frame, for asyncio. Cancelling the task cancels the frame.
+
+        Args:
+            feeds: As of `run`.
+            changed: As of `run`.
+            outputs: As of `run`.
+            timeout: As of `run`.
+            priority: As of `run`.
+            deadline_ms: As of `run`.
+            on_late: As of `run`.
+
+        Returns:
+            {output name: array}, as of `run`.
+
+        Raises:
+            RequestError, RequestTimeout, DeadlineMissed, QueueFull, RuntimeLost: As of `run`.
+        """
+        import asyncio
+
+        future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
+        return await asyncio.wrap_future(future)
+
+    def reset(self) -> None:
+        """Forget the last frame: the next one runs whole."""
+        with self._turn:
+            self._valid = False
+
+    def close(self) -> None:
+        """Give the stream's memory back. Frames that wait for their turn fail; one that runs ends first."""
+        self._closed = True
+        with self._queueing:
+            queue, self._queue = self._queue, None
+        with self._turn:
+            self._let_go()
+        if queue is not None:
+            queue.shutdown(wait=False)
+
+    # ---- one frame
+
+    def _checked(
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, changed: Changes | Changed | None, outputs: Sequence[str] | None
+    ) -> tuple[dict[str, Any], Changes | None, Sequence[str] | None]:
+        self._check_open()
+        arrays, names = self._model.arguments(feeds, outputs)
+        if changed is None or isinstance(changed, Mapping):
+            told = changed
+        elif len(arrays) == 1:
+            told = dict.fromkeys(arrays, changed)
+        else:
+            raise RequestError(f"model {self._model.name!r} has {len(arrays)} inputs: pass changed={{input: boxes or mask}}")
+        if told is not None:
+            self._model.check_names(told)
+        return arrays, told, names
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError(f"this stream of model {self._model.name!r} is closed. Make another one with model.stream()")
+
+    def _answer(
+        self,
+        arrays: dict[str, Any],
+        changed: Changes | None,
+        names: Sequence[str] | None,
+        urgency: Urgency,
+        deadline: float | None,
+        stop: RequestStop | None,
+        *,
+        copy: bool = True,
+    ) -> Results:
+        """Run a frame, as often as the runtime is lost. The frame runs whole after a loss."""
+        losses = 0
+        with self._turn:
+            while True:
+                self._check_open()
+                tree = self._model.stages(deadline).for_streams(self._kind)
+                timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
+
+                def first(stage: Stage, left: float | None) -> Results:
+                    return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
+
+                try:
+                    results = tree.run(arrays, timeout, urgency, stop, first=first)
+                except RuntimeLost as lost:
+                    losses = self._model.losses(losses, lost)
+                    continue
+                return results if names is None else {name: results[name] for name in names}
+
+    def _frame(
+        self,
+        stage: Stage,
+        arrays: Mapping[str, Any],
+        changed: Changes | None,
+        terms: tuple[Urgency, float | None, RequestStop | None],
+        copy: bool,
+    ) -> Results:
+        """Run a frame on a stage, which may be another one than the last frame's. `terms`: urgency, seconds, and what cancels it."""
+        urgency, timeout, stop = terms
+        if stage is not self._stage or processes.getpid() != self._owner:
+            self._take_up(stage)
+        region = self._region
+        assert region is not None
+        was_valid, self._valid = self._valid, False
+        if not was_valid:
+            self._trust[...] = 0  # all tiles run, also those that no input reaches
+            parts = {one.name: one.start(arrays[one.name]) for one in self._inputs}
+        elif changed is None:
+            parts = {one.name: one.compare(arrays[one.name]) for one in self._inputs}
+        else:
+            parts = {one.name: one.take(arrays[one.name], changed.get(one.name)) for one in self._inputs}
+        part = share(self._inputs, parts, self._sizes)
+        if was_valid and not any(parts.values()):
+            self._last, self._valid = NOTHING, True
+            return stage.kept_results(region, copy=copy)
+        done = False
+        try:
+            results = stage.run_in(region, urgency, timeout, stop, copy=copy)
+            done = results is not None
+        finally:
+            if not done:  # it may still be written to, and then comes back by itself
+                self._stage = self._region = None
+        if results is None:
+            raise stage.late(timeout)
+        tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
+        reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
+        self._last = reached if was_valid else EVERYTHING
+        self._valid = True
+        return results
+
+    def _take_up(self, stage: Stage) -> None:
+        """Begin with a stage: the frame runs whole."""
+        self._let_go()
+        self._owner = processes.getpid()
+        region = stage.take_region()
+        self._stage, self._region = stage, region
+        bounds = region.inputs[-1]
+        *slots, changes = stage.planned.inputs
+        self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
+        self._inputs = [ChangedInput(slot, view, bounds[k]) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
+        self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
+
+    def _let_go(self) -> None:
+        stage, region = self._stage, self._region
+        self._stage = self._region = None
+        self._inputs, self._valid = [], False
+        if stage is not None and region is not None and processes.getpid() == self._owner:
+            stage.end(region)
+
+    def __del__(self) -> None:
+        if getattr(self, "_region", None) is not None:
+            self._let_go()

@@ -1,0 +1,233 @@
+/* REACH: which part of each tile changed parts of a model's inputs reach (docs/protocol/reach.md).
+ *
+ * Changes are boxes. They go from step to step through maps, which the planner makes of the region maps of ops (planner/plan/reach.py).
+ * A tile's part is the hull of what reaches it, rounded outwards to multiples of the step's grains, within the tile. A tile that nothing
+ * reaches has an empty part.
+ *
+ *     Read the changed boxes of the inputs.
+ *     For each step in order: map the boxes of each source to boxes of the step's output, and add these to its list.
+ *     For each box of that list: widen the parts of the tiles that it meets.
+ *
+ * The parameters are a program, in words of 64 bits (`struct program`). The planner checks it when a plan is loaded.
+ */
+#include "kernel.h"
+#include "vector/vec.h"
+
+enum { RANK = ASPEN_MAX_RANK, AXES = 6, MOST = ASPEN_REACH_BOXES };
+
+struct box { int64_t lo[RANK], hi[RANK]; };
+struct list { int64_t n; struct box box[MOST]; };
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Rounded down and up; b > 0. */
+static inline int64_t floor_of(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+static inline int64_t ceiling_of(int64_t a, int64_t b) { return -floor_of(-a, b); }
+
+static double volume(const struct box *b, int64_t rank) {
+  double v = 1;
+  for (int64_t k = 0; k < rank; k++) v *= (double)(b->hi[k] - b->lo[k]);
+  return v;
+}
+
+static struct box hull(const struct box *a, const struct box *b, int64_t rank) {
+  struct box h = *a;
+  for (int64_t k = 0; k < rank; k++) {
+    h.lo[k] = least(a->lo[k], b->lo[k]);
+    h.hi[k] = most(a->hi[k], b->hi[k]);
+  }
+  return h;
+}
+
+/* Adds a box to a list. It is joined with a box if their hull is not larger than both together, and in any case if the list is full. */
+static void add(struct list *list, struct box b, int64_t rank) {
+  for (int again = 1; again;) {
+    again = 0;
+    double fewest = 0;
+    int64_t best = -1;
+    for (int64_t i = 0; i < list->n; i++) {
+      struct box h = hull(&list->box[i], &b, rank);
+      double more = volume(&h, rank) - volume(&list->box[i], rank) - volume(&b, rank);
+      if (best < 0 || more < fewest) best = i, fewest = more;
+    }
+    if (best >= 0 && (fewest <= 0 || list->n == MOST)) {
+      b = hull(&list->box[best], &b, rank);
+      list->box[best] = list->box[--list->n];
+      again = 1;
+    }
+  }
+  list->box[list->n++] = b;
+}
+
+/* A map says which outputs along `out_axis`, from `first` on and before `last`, read from the axis `in_axis` of a source. Output o reads
+ * from floor((a * o + from) / c) on and before floor((a * o + until) / c). */
+struct map { int64_t out_axis, in_axis, first, last, a, from, until, c; };
+
+/* Cuts the outputs off that read nothing of [lo, hi) along a map's axis. Returns 0 where none is left. */
+static int through(const struct map *m, int64_t lo, int64_t hi, struct box *out) {
+  int64_t first = m->first, last = m->last;
+  if (m->a) {
+    first = most(first, ceiling_of(m->c * (lo + 1) - m->until, m->a));
+    last = least(last, floor_of(m->c * hi - 1 - m->from, m->a) + 1);
+  } else if (floor_of(m->until, m->c) <= lo || floor_of(m->from, m->c) >= hi) {
+    return 0;
+  }
+  out->lo[m->out_axis] = most(out->lo[m->out_axis], first);
+  out->hi[m->out_axis] = least(out->hi[m->out_axis], last);
+  return out->lo[m->out_axis] < out->hi[m->out_axis];
+}
+
+/* A step's words are their number, the output's rank and lengths, the work of an element, the tile grid, and the reads. The work has the
+ * bits of a double. */
+struct step {
+  int64_t rank, axes;
+  const int64_t *dims;
+  double work;
+  const int64_t *cells[AXES], *cuts[AXES]; /* of each axis: {number of cells, grain, distance in tile numbers}, and cut points */
+  int64_t n_reads;
+  const int64_t *reads;
+};
+
+static struct step step_at(const int64_t *w) {
+  struct step s = {.rank = w[1], .dims = w + 2};
+  memcpy(&s.work, w + 2 + s.rank, sizeof s.work);
+  s.axes = least(s.rank, AXES);
+  w += 3 + s.rank;
+  for (int64_t k = 0; k < s.axes; k++) {
+    s.cells[k] = w, s.cuts[k] = w + 3;
+    w += 4 + w[0];
+  }
+  s.n_reads = w[0], s.reads = w + 1;
+  return s;
+}
+
+/* The list of a step, from those of its sources. */
+static void follow(const struct step *s, const struct list *lists, struct list *own) {
+  const int64_t *w = s->reads;
+  own->n = 0;
+  for (int64_t r = 0; r < s->n_reads; r++) {
+    const struct list *source = &lists[w[0]];
+    const struct map *maps = (const struct map *)(w + 2);
+    for (int64_t i = 0; i < source->n; i++) {
+      struct box out = {{0}, {0}};
+      int there = 1;
+      for (int64_t k = 0; k < s->rank; k++) out.hi[k] = s->dims[k];
+      for (int64_t m = 0; m < w[1] && there; m++)
+        there = through(&maps[m], source->box[i].lo[maps[m].in_axis], source->box[i].hi[maps[m].in_axis], &out);
+      if (there) add(own, out, s->rank);
+    }
+    w += 2 + 8 * w[1];
+  }
+}
+
+/* Parts of tiles as the engine reads them: AXES lower bounds, then AXES upper bounds. */
+static void widen(const struct step *s, const struct box *b, uint32_t *part) {
+  int64_t at[AXES], first[AXES], end[AXES];
+  for (int64_t k = 0; k < s->axes; k++) {
+    const int64_t *cuts = s->cuts[k], n = s->cells[k][0];
+    for (first[k] = 0; first[k] + 1 < n && cuts[first[k] + 1] <= b->lo[k];) first[k]++;
+    for (end[k] = first[k]; end[k] < n && cuts[end[k]] < b->hi[k];) end[k]++;
+    at[k] = first[k];
+  }
+  for (int64_t k = 0; k >= 0;) {
+    int64_t number = 0;
+    for (int64_t j = 0; j < s->axes; j++) number += at[j] * s->cells[j][2];
+    uint32_t *row = part + number * 2 * AXES;
+    for (int64_t j = 0; j < s->axes; j++) {
+      int64_t lo = most(b->lo[j], s->cuts[j][at[j]]), hi = least(b->hi[j], s->cuts[j][at[j] + 1]);
+      if ((uint32_t)lo < row[j]) row[j] = (uint32_t)lo;
+      if ((uint32_t)hi > row[AXES + j]) row[AXES + j] = (uint32_t)hi;
+    }
+    for (int64_t j = s->axes; j < AXES; j++) row[j] = 0, row[AXES + j] = 1;
+    for (k = s->axes - 1; k >= 0 && ++at[k] == end[k]; k--) at[k] = first[k];
+  }
+}
+
+/* Rounds a tile's part outwards. Returns how many elements it has, and adds 1 to the tiles that run. */
+static double rounded(const struct step *s, uint32_t *row, const int64_t *at) {
+  double n = 1;
+  if (row[0] >= row[AXES]) return 0;
+  for (int64_t k = 0; k < s->axes; k++) {
+    int64_t grain = s->cells[k][1], lo = row[k] / grain * grain, hi = (row[AXES + k] + grain - 1) / grain * grain;
+    row[k] = (uint32_t)most(lo, s->cuts[k][at[k]]);
+    row[AXES + k] = (uint32_t)least(hi, s->cuts[k][at[k] + 1]);
+    n *= row[AXES + k] - row[k];
+  }
+  for (int64_t k = s->axes; k < s->rank; k++) n *= (double)s->dims[k];
+  return n;
+}
+
+/* Tiles of a step, and their elements. */
+struct count { double tiles, all_tiles, work, all_work; };
+
+static void finish(const struct step *s, uint32_t *part, struct count *count) {
+  int64_t at[AXES] = {0}, k = 0;
+  double all = s->work;
+  for (int64_t j = 0; j < s->rank; j++) all *= (double)s->dims[j];
+  count->all_work += all;
+  while (k >= 0) {
+    int64_t number = 0;
+    for (int64_t j = 0; j < s->axes; j++) number += at[j] * s->cells[j][2];
+    double n = rounded(s, part + number * 2 * AXES, at);
+    count->tiles += n > 0;
+    count->all_tiles += 1;
+    count->work += n * s->work;
+    for (k = s->axes - 1; k >= 0 && ++at[k] == s->cells[k][0]; k--) at[k] = 0;
+  }
+}
+
+static int64_t tiles_of(const struct step *s) {
+  int64_t n = 1;
+  for (int64_t k = 0; k < s->axes; k++) n *= s->cells[k][0];
+  return n;
+}
+
+/* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. A client may write there meanwhile. */
+static void read(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
+  int32_t n = in[0];
+  list->n = 0;
+  for (int32_t i = 0; i < n && i < MOST; i++) {
+    struct box b = {{0}, {0}};
+    int there = 1;
+    for (int64_t k = 0; k < rank; k++) {
+      b.lo[k] = most(in[1 + (2 * i) * RANK + k], 0);
+      b.hi[k] = least(in[1 + (2 * i + 1) * RANK + k], dims[k]);
+      there &= b.lo[k] < b.hi[k];
+    }
+    if (there) add(list, b, rank);
+  }
+}
+
+int FN(reach)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *counts = &c->args[1], *in = &c->args[2];
+  const int64_t *w = c->params, n_inputs = w[0], n_steps = w[1];
+  uint32_t *part = (uint32_t *)out->ptr;
+  struct list *lists = (struct list *)c->scratch;
+  struct count count = {0, 0, 0, 0};
+  if (c->scratch_bytes < (size_t)(n_inputs + n_steps) * sizeof *lists) return ASPEN_KERNEL_SCRATCH;
+  w += 2;
+  for (int64_t i = 0; i < n_inputs; i++) {
+    read((const volatile int32_t *)in->ptr + i * ASPEN_REACH_WORDS, w + 1, w[0], &lists[i]);
+    w += 1 + w[0];
+  }
+  for (int64_t row = 0; row < out->dims[0]; row++)
+    for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
+  part += 2 * AXES; /* the row of REACH itself */
+  for (int64_t k = 0; k < n_steps; k++) {
+    struct step s = step_at(w);
+    int64_t n = tiles_of(&s);
+    struct list *own = &lists[n_inputs + k];
+    follow(&s, lists, own);
+    for (int64_t i = 0; n && i < own->n; i++) widen(&s, &own->box[i], part);
+    if (n) finish(&s, part, &count);
+    part += n * 2 * AXES;
+    w += w[0];
+  }
+  memcpy(counts->ptr, &count, sizeof count);
+  return ASPEN_KERNEL_OK;
+}
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_reach(const aspen_call *c) { return (size_t)(c->params[0] + c->params[1]) * sizeof(struct list); }
+#endif
