@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(slots=True)
 class StreamResult:
-    """One network. `bytes`: shared memory of a stream, by kind. `wrong`: last frames of the stream of kind `bits` whose bits differ from
+    """One network. `bytes`: shared memory of a stream, by kind. `wrong`: parts whose last frame in the stream of kind `bits` has other bits differ from
     those of a new stream's first frame."""
 
     case: str
@@ -93,7 +93,7 @@ def measure(case: Case, workers: int, percent: Sequence[float], rounds: int, see
                 _change(frame, share / 100, rng)
                 _round(model, streams, feeds, result.parts[-1], works, counts=number >= 0)
             result.parts[-1].work = {kind: median(found) for kind, found in works.items()}
-        result.wrong = _differing(model, streams["bits"], feeds)
+            result.wrong += _differing(model, streams["bits"], feeds)
     return result
 
 
