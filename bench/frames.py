@@ -52,8 +52,8 @@ class Part:
 
 @dataclass(slots=True)
 class StreamResult:
-    """One network. `bytes`: shared memory of a stream, by kind. `wrong`: parts whose last frame in the stream of kind `bits` has other bits differ from
-    those of a new stream's first frame."""
+    """One network. `bytes`: shared memory of a stream, by kind. `wrong`: rows after which the stream of kind `bits` has other outputs than
+    the first frame of a new stream."""
 
     case: str
     workers: int

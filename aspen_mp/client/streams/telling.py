@@ -1,4 +1,4 @@
-"""What changed in a picture, as masks for `ModelStream.run`: from blocks, from a comparison with a tolerance, from motion vectors."""
+"""Masks for `ModelStream.run` that say what changed in a picture: from blocks, from a tolerance, from motion vectors."""
 
 from __future__ import annotations
 
