@@ -303,7 +303,7 @@ class Model(Submission):
         Args:
             same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
                 from these by rounding errors, as those of two algorithms do. With Winograd's algorithm, which most convolutions use, the
-                rounding errors of a block depend on the whole block, so much less has to run then.
+                rounding errors of a block depend on the whole block. So less has to run then.
 
         Raises:
             RequestError: The model has been unloaded.

@@ -142,7 +142,7 @@ class Reviver(ABC):
         return None
 
     def later(self, action: Callable[[], None]) -> bool:
-        """Runs it on the thread, in order. False after `close`."""
+        """Runs it on the thread, in order. False after `close`. ResourceLimitError where no thread can be had: then it never runs."""
         with self._lock:
             if self.given_up:
                 return False

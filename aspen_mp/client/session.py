@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from aspen_mp.client.loop_results import LoopResults
 from aspen_mp.client.requests.idle_regions import LOOK_S
@@ -16,16 +15,15 @@ from aspen_mp.client.requests.memory import DataMemory
 from aspen_mp.client.requests.waiting import TicketWatcher, Waiting, do, tell
 from aspen_mp.client.requests.zero_copy import Loans
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.client import ControlClient, ProgressCallback, fresh
-from aspen_mp.planner.job.options import Objective
-from aspen_mp.planner.job.request import PlanRequest
+from aspen_mp.control.wire.calls import Calls
+from aspen_mp.control.wire.client import ControlClient, fresh
 from aspen_mp.shm.bindings import _channel
 from aspen_mp.shm.bindings._tally import Tally
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
 from aspen_mp.shm.greenlets import greenlets, readable
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.segments import Segment
-from aspen_mp.system import clock, descriptors, sockets, threads
+from aspen_mp.system import clock, sockets, threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,7 +40,7 @@ class MemoryUser(Protocol):
     def look(self, leave: frozenset[int]) -> None: ...
 
 
-class Session:
+class Session(Calls):
     """One connection to one runtime. Any thread may use it."""
 
     def __init__(self, sock: sockets.socket, package: str, timeout: float | None, secret: str = "") -> None:
@@ -58,26 +56,24 @@ class Session:
         self._told: Callable[[], None] | None = None
         self._quiet = False
         self._lock = threads.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
-        try:
+        with ExitStack() as undo:
+            undo.callback(sock.close)
             self.control = ControlClient(sock, self._on_lost, self._on_stopping)
-            welcome, fds = self.control.handshake(package, timeout, secret)
-        except BaseException:
-            sock.close()
-            raise
-        self.welcome = welcome
-        if len(fds) != 3:
-            protocol.close_all(fds)
-            self.control.close()
-            raise RuntimeLost("the runtime's answer lacks its descriptors")
-        self._own = Segment.from_fd(fds[0], "client", writable=True)
-        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
-        self._counts = Segment.from_fd(fds[2], "tally", writable=True, check=False)
-        for own in (self._own, self._doorbell, self._counts):
-            own.close_fd()
-        self.tally = Tally(self._counts.mapping)
-        self.channel = self._make_channel()
-        self.memory = DataMemory(self._make_data, self._drop_data)
-        self.loans = Loans(self._make_loan, self._drop_data)
+            undo.callback(self.control.close)
+            self.welcome, fds = self.control.handshake(package, timeout, secret)
+            self._own, self._doorbell, self._counts = _segments(fds, undo)
+            self.tally = Tally(self._counts.mapping)
+            undo.callback(self.tally.close)
+            self.channel = self._make_channel()
+            undo.callback(self._close_channel)
+            self._begin()
+            self.control.listen()  # last: what is heard finds a whole session
+            undo.pop_all()
+
+    def _begin(self) -> None:
+        """Everything that needs neither the connection nor its thread."""
+        self.memory = DataMemory(self.make_data, self._drop_data)
+        self.loans = Loans(self.make_loan, self._drop_data)
         self._stages: weakref.WeakSet[MemoryUser] = weakref.WeakSet()
         """Those whose requests use `memory`."""
         self._look_at = 0.0
@@ -98,12 +94,6 @@ class Session:
             self.channel.event()
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
-        try:
-            self.control.listen()  # last: what is heard finds a whole session
-        except BaseException:
-            self.control.close()
-            self.channel.close_event()
-            raise
 
     def _make_channel(self) -> _channel.ClientChannel:
         green = greenlets()
@@ -127,62 +117,6 @@ class Session:
                 clean()
 
     # ---- the runtime
-
-    def load(
-        self,
-        path: str,
-        fd: int,
-        name: str,
-        request: PlanRequest,
-        share: float,
-        progress: ProgressCallback | None,
-    ) -> protocol.Loaded:
-        """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
-        fds = () if path else (fd,)
-        loaded, _ = self.control.call(
-            lambda number: protocol.Load(number, path, name, request, share),
-            protocol.Loaded,
-            fds=fds,
-            progress=progress,
-        )
-        return loaded
-
-    def adopt(self, model: int) -> protocol.Loaded:
-        """Takes over a model that another client has loaded."""
-        loaded, _ = self.control.call(lambda number: protocol.Adopt(number, model), protocol.Loaded)
-        return loaded
-
-    def lend(self, model: int) -> int:
-        """A descriptor of the sealed file in memory that a model was loaded from, for reading; it is the caller's."""
-        _, fd = self.control.call(lambda number: protocol.Lend(number, model), protocol.Done, receive=list.pop)
-        return fd
-
-    def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
-        """How many workers there are afterwards."""
-        done, _ = self.control.call(lambda number: protocol.Resize(number, add, remove, total, cores), protocol.Done)
-        return done.value
-
-    def run_together(self, models: list[int], objective: Objective) -> int:
-        """A number to end it by."""
-        done, _ = self.control.call(lambda number: protocol.RunTogether(number, models, objective), protocol.Done)
-        return done.value
-
-    def run_apart(self, number: int) -> None:
-        """The models of this `run_together` run together no longer."""
-        self.control.call(lambda request: protocol.RunApart(request, number), protocol.Done)
-
-    def status(self) -> dict[str, Any]:
-        reply, _ = self.control.call(protocol.Status, protocol.StatusReply)
-        status: dict[str, Any] = json.loads(reply.json)
-        return status
-
-    def stop(self) -> None:
-        """Ends the runtime for everybody."""
-        self.control.call(protocol.Stop, protocol.Done)
-
-    def drain(self, grace_s: float) -> None:
-        """Has the runtime end when what is in flight has ended, in `grace_s` seconds at the latest; `gone` is set when it has."""
-        self.control.call(lambda number: protocol.Stop(number, True, grace_s), protocol.Done)
 
     def when_stopping(self, told: Callable[[], None]) -> None:
         """`told()` is called once `stopping` is set: now, or on the control connection's thread."""
@@ -208,44 +142,7 @@ class Session:
         if told is not None:
             told()
 
-    # ---- tracing
-
-    def begin_trace(self, records: int) -> Segment:
-        """The segment that workers record into from now on, in rings of `records` records (0: a default)."""
-        receive = partial(_mapped, "trace", writable=False)
-        _, segment = self.control.call(lambda number: protocol.TraceBegin(number, records), protocol.TraceReady, receive=receive)
-        return segment
-
-    def end_trace(self) -> dict[str, Any]:
-        """Stops recording; what the records mean, as `traces.Traces.end` describes it."""
-        _, text = self.control.call(protocol.TraceEnd, protocol.TraceEnded, receive=_contents)
-        about: dict[str, Any] = json.loads(text)
-        return about
-
-    def traced_plan(self, index: int) -> bytes:
-        """The bytes of a plan segment that was there while the trace ran."""
-        _, content = self.control.call(lambda number: protocol.TracePlan(number, index), protocol.TracedPlan, receive=_contents)
-        return content
-
-    def drop_trace(self) -> None:
-        """Lets go of the trace."""
-        self.control.call(protocol.TraceDrop, protocol.Done)
-
     # ---- data segments
-
-    def _make_data(self, nbytes: int) -> tuple[int, Segment]:
-        receive = partial(_mapped, "data", writable=True)
-        ready, segment = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady, receive=receive)
-        return ready.index, segment
-
-    def _make_loan(self, nbytes: int, pieces: list[protocol.Piece], files: list[int]) -> tuple[int, Segment]:
-        ready, segment = self.control.call(
-            lambda number: protocol.Borrow(number, nbytes, pieces),
-            protocol.DataReady,
-            fds=tuple(files),
-            receive=partial(_mapped, "data", writable=True),
-        )
-        return ready.index, segment
 
     def _drop_data(self, index: int) -> None:
         if self.error is None:
@@ -604,11 +501,14 @@ class Session:
         loop = self._current_loop()
         if loop is not None:
             loop.end()
-        self.channel.close_event()
-        self.channel = cast("_channel.ClientChannel", _NoChannel())
+        self._close_channel()
         self.tally.close()
         for own in (self._own, self._doorbell, self._counts):
             own.close()
+
+    def _close_channel(self) -> None:
+        self.channel.close_event()
+        self.channel = cast("_channel.ClientChannel", _NoChannel())
 
     def abandon(self, error: AspenError) -> None:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
@@ -630,26 +530,18 @@ class Session:
         self.control.abandon(error)
 
 
-def _mapped(role: str, fds: list[int], *, writable: bool) -> Segment:
-    """The segment of the one file that came, without its descriptor."""
-    segment = Segment.from_fd(fds[0], role, writable=writable)
-    segment.close_fd()
-    return segment
-
-
-def _contents(fds: list[int]) -> bytes:
-    """Of the one file that came; closes it."""
-    try:
-        size = descriptors.fstat(fds[0]).st_size
-        data = b""
-        while len(data) < size:
-            part = descriptors.pread(fds[0], size - len(data), len(data))
-            if not part:
-                break
-            data += part
-        return data
-    finally:
-        protocol.close_all(fds)
+def _segments(fds: list[int], undo: ExitStack) -> list[Segment]:
+    """The client's own segment, the doorbell page and the tally, whose descriptors came in this order; `undo` closes them."""
+    undo.callback(lambda: protocol.close_all(fds))
+    if len(fds) != 3:
+        raise RuntimeLost("the runtime's answer lacks its descriptors")
+    mapped = []
+    for role in ("client", "doorbell", "tally"):
+        segment = Segment.from_fd(fds.pop(0), role, writable=True, check=role == "client")
+        undo.callback(segment.close)
+        segment.close_fd()
+        mapped.append(segment)
+    return mapped
 
 
 class _NoChannel:

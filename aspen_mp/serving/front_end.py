@@ -31,6 +31,7 @@ from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf
 from aspen_mp.serving.telemetry.ledger import Ledger
+from aspen_mp.shm.errors import RuntimeLost, RuntimeNotFound
 from aspen_mp.system import signals, sockets
 from aspen_mp.workers import process
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from aspen_mp.serving.telemetry.traces import Telemetry
 
 BACKLOG = 2048
+RUNTIME_GONE: Final = 75
+"""The status of a front end that has found no runtime: the next one may."""
 ENVIRONMENT: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 """The environment of the process, for glibc: memory that a request in JSON needed is kept for the next one. To ask the kernel again, and to
 have it cleared, took as long as to read the numbers."""
@@ -272,4 +275,8 @@ def main() -> None:
     import uvloop
 
     gc.freeze()  # imported modules are not garbage: to look through them takes a request's time many times over
-    uvloop.run(_main(settings))
+    try:
+        uvloop.run(_main(settings))
+    except (RuntimeLost, RuntimeNotFound) as lost:
+        print(f"aspen-mp serve: a front end cannot begin: {lost}", file=sys.stderr, flush=True)
+        sys.exit(RUNTIME_GONE)

@@ -14,9 +14,9 @@ import numpy as np
 import aspen_mp
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.channel import Served, Unserved
-from aspen_mp.serving.repository.disk import Config, Contents, Found, scan
+from aspen_mp.serving.repository.disk import Config, Contents, Found, lacks, scan
 from aspen_mp.serving.shelf import find_embedder, load
-from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, PoisonTile, RequestError, RuntimeLost
 
 
 class Keeper:
@@ -25,7 +25,7 @@ class Keeper:
     Attributes:
         served: Every version in service.
         unserved: Every other one that is newer than those, or whose model has none in service, with the reason.
-        lacks: Whether a version of those failed for want of memory, descriptors or processes: it may be loaded later.
+        lacks: Whether a version, or the look at a repository, failed for want of memory, descriptors or processes: it may succeed later.
     """
 
     def __init__(self, runtime: aspen_mp.Runtime, repositories: Sequence[Path], files: Sequence[Found]) -> None:
@@ -61,12 +61,12 @@ class Keeper:
 
         RuntimeLost where the runtime has gone meanwhile; then the old models are still said to be served.
         """
-        self.lacks = False
         contents = await asyncio.to_thread(self._contents)
         for text in contents.unread:
             if text not in self._noticed:
                 _say(text)
         self._noticed = set(contents.unread)
+        self.lacks = contents.lacks
         served: list[Found] = []
         unserved = [Unserved(name=name, version=0, reason=reason) for name, reason in contents.broken.items()]
         served += [found for found in self._held if found.name in contents.broken]  # a bad configuration ends nothing
@@ -89,14 +89,16 @@ class Keeper:
         for root in self._repositories:
             try:
                 found = scan(root)
-            except OSError as error:
-                _say(f"repository {root} cannot be read: {error}")
-                found = Contents(broken={each.name: str(error) for each in self._held if Path(each.path).is_relative_to(root)})
+            except (OSError, MemoryError) as error:
+                held = [each.name for each in self._held if Path(each.path).is_relative_to(root)]
+                text = f"repository {root} cannot be read: {error}"
+                found = Contents(broken=dict.fromkeys(held, str(error)), unread=[text], lacks=lacks(error))
             for name, versions in found.versions.items():
                 if together.versions.setdefault(name, versions) is not versions:
                     together.broken[name] = f"model {name!r} is in {root}, too. Give one of them another name"
             together.broken |= found.broken
             together.unread += found.unread
+            together.lacks |= found.lacks
         for file in self._files:
             together.versions[file.name] = [file]
         for name in together.broken:
@@ -131,7 +133,7 @@ class Keeper:
             raise
         except Exception as error:
             why = str(error) if isinstance(error, AspenError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, ResourceLimitError | OSError):
+            if isinstance(error, OSError) or lacks(error):
                 self.lacks = True
             else:
                 self._failed[found] = why

@@ -22,7 +22,7 @@ from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.telemetry.ledger import Ledger, Row, Totals
 from aspen_mp.serving.text import embedder as text
 from aspen_mp.serving.text.embedder import Embedder
-from aspen_mp.shm.errors import AspenError, ConfigError, UnsupportedModelError
+from aspen_mp.shm.errors import AspenError, UnsupportedModelError
 from aspen_mp.shm.words import nearest
 from aspen_mp.system import clock
 
@@ -51,10 +51,10 @@ def load(runtime: aspen_mp.Runtime, name: str, version: int, path: str, config: 
 
 
 def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder | str:
-    """Return the maker of embeddings with a model, or why there is none. ConfigError, after which the model is unloaded."""
+    """Return the maker of embeddings with a model, or why there is none. After an error, those of `text.find`, the model is unloaded."""
     try:
         return text.find(path, config.embeddings, model.inputs, model.outputs)
-    except ConfigError:
+    except BaseException:
         model.unload()
         raise
 

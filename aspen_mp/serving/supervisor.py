@@ -18,11 +18,11 @@ import aspen_mp
 from aspen_mp.control.wire import python
 from aspen_mp.serving.access.ending import refuse
 from aspen_mp.serving.channel import Applied, Ask, Catalogue, Channel, Done, Finish, Share
-from aspen_mp.serving.front_end import ENVIRONMENT, Settings
+from aspen_mp.serving.front_end import ENVIRONMENT, RUNTIME_GONE, Settings
 from aspen_mp.serving.keeper import Keeper, unload
 from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.named import MOST_NAMED, Named
-from aspen_mp.serving.repository.disk import folders
+from aspen_mp.serving.repository.disk import folders, lacks
 from aspen_mp.serving.repository.watching import Watch
 from aspen_mp.serving.telemetry.ledger import make as ledger_memory
 from aspen_mp.shm.errors import AspenError, RuntimeLost
@@ -32,7 +32,8 @@ from aspen_mp.system import descriptors, processes, sockets
 LATE_S: Final = 10.0
 """How long after the grace front ends may take to end before they are killed."""
 MOST_STILLBORN: Final = 8
-"""A server ends when front ends have died this often before they served, while none of them began to, and none serves."""
+"""A server ends when front ends have died this often before they served, while none of them began to, and none serves. Those that found no
+runtime do not count."""
 
 
 AGAIN_S: Final = 1.0
@@ -94,6 +95,9 @@ class Supervisor:
         self._number = 0
         self._named: dict[str, Named] = {}
         self._absent = ""
+        self._follow: Callable[[], bool] = lambda: True
+        self._present = asyncio.Event()  # the runtime is there, as far as is known: front ends can begin
+        self._present.set()
         self._again_s = AGAIN_S
         self._again: asyncio.TimerHandle | None = None
         self._stopping = asyncio.Event()
@@ -183,11 +187,12 @@ class Supervisor:
         """Serves the models on disk. Old versions are unloaded once no front end offers them."""
         async with self._settling:
             before = self._keeper.served, self._keeper.unserved
+            watched = self._follow()  # before the look, so that nothing is missed
             try:
                 old = await self._keeper.settle()
             except RuntimeLost:
                 return  # once the runtime is there again, this is done again
-            self._settle_again()
+            self._settle_again(self._keeper.lacks or not watched)
             if (self._keeper.served, self._keeper.unserved) == before:
                 return
             self._tell_all()
@@ -195,12 +200,12 @@ class Supervisor:
                 await self._until_reached()
             await asyncio.to_thread(unload, old)
 
-    def _settle_again(self) -> None:
+    def _settle_again(self, lacks: bool) -> None:
         """Later, where something was missing that may be there then."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        if not self._keeper.lacks:
+        if not lacks:
             self._again_s = AGAIN_S
         elif not self._stopping.is_set():
             self._again = asyncio.get_running_loop().call_later(self._again_s, lambda: self._spawn(self._settle()))
@@ -211,17 +216,28 @@ class Supervisor:
         stack.callback(watch.close)
         loop = asyncio.get_running_loop()
 
-        def add() -> None:
-            for root in self._watched:
-                with contextlib.suppress(FileNotFoundError):  # a folder that goes while it is looked at
-                    watch.add(folders(root))
+        said = ""
+
+        def follow() -> bool:
+            """Watches all folders that are there. False where that is to be tried again."""
+            nonlocal said
+            try:
+                for root in self._watched:
+                    with contextlib.suppress(FileNotFoundError):  # a folder that goes while it is looked at
+                        watch.add(folders(root))
+            except (OSError, MemoryError) as error:
+                if said != (text := f"changes of models are not followed: {error}"):
+                    said = text
+                    _say(text)
+                return not lacks(error)
+            said = ""
+            return True
 
         def changed() -> None:
             watch.read()
-            add()
             self._spawn(self._settle())
 
-        add()
+        self._follow = follow
         loop.add_reader(watch.fd, changed)
         stack.callback(loop.remove_reader, watch.fd)
 
@@ -234,6 +250,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             self._absent = "the runtime was lost and is started again"
+            self._present.clear()
             self._tell_all()
             _say(self._absent)
             try:
@@ -243,6 +260,7 @@ class Supervisor:
                     return
                 raise
             self._absent = ""
+            self._present.set()
             self._tell_all()
             self._spawn(self._settle())
 
@@ -280,6 +298,9 @@ class Supervisor:
     async def _keep_front_end(self, ledger: int, part: int) -> None:
         """A front end, and the next one when it dies, which counts requests in the same part of the ledger."""
         while not self._stopping.is_set():
+            await self._present.wait()
+            if self._stopping.is_set():
+                return
             front_end = await self._start(ledger, part)
             hearing = asyncio.ensure_future(self._hear(front_end))
             status = await front_end.process.wait()
@@ -288,7 +309,8 @@ class Supervisor:
             front_end.channel.close()
             if self._stopping.is_set():
                 return
-            self._stillborn += not front_end.applied
+            if status != RUNTIME_GONE:
+                self._stillborn += not front_end.applied
             _say(f"front end {front_end.process.pid} has ended with status {status} and is replaced")
             if self._stillborn >= MOST_STILLBORN and not any(each.applied for each in self._front_ends):
                 raise AspenError(f"front ends end before they serve, the last one with status {status}. Their messages above say why")
@@ -429,7 +451,7 @@ class Supervisor:
             for process in running:
                 if process.returncode is None:
                     process.kill()
-            await asyncio.gather(*waits)
+            await asyncio.wait(waits)
         if self._absent:
             await asyncio.to_thread(self._runtime.close)  # ends the wait for another one
         for task in list(self._tasks):

@@ -26,7 +26,7 @@ from aspen_mp.planner.frontends.classical import maps, result_types, words
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.normal.constants import make_ends_dense
-from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
+from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, nests_too_deeply, reference, strip
 from aspen_mp.planner.job import progress
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
@@ -197,7 +197,7 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
     except DecodeError as error:
         if "alloc failed" in str(error):
             raise MemoryError(f"too little memory to parse {len(stripped.model)} bytes of the model's structure") from None
-        why = "sub-graphs are nested too deeply" if "depth" in str(error).lower() else error
+        why = "sub-graphs are nested too deeply" if nests_too_deeply(stripped.model) else error
         raise ModelParseError(f"not an ONNX model: {why}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelParseError("not an ONNX model: it has no graph or no opset")

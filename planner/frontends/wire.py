@@ -9,6 +9,7 @@ Field numbers are those of onnx.proto; only messages that are long enough to hid
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aspen_mp.shm.errors import ModelParseError, ResourceLimitError
@@ -22,6 +23,8 @@ MAX_NODES = 200_000
 REFERENCE = "\0aspen"
 """Location of a reference; no path may contain a NUL."""
 
+PARSED_DEPTH = 100
+"""Messages in messages that the protobuf library parses."""
 _MAX_DEPTH = 400  # messages in messages: 100 levels of sub-graphs are graph, node, attribute each
 
 # message kind → {field number: kind of the embedded message}
@@ -52,6 +55,24 @@ def strip(buffer: memoryview, max_nodes: int) -> Stripped:
     walker = _Walker(buffer, max_nodes)
     pieces, _ = walker.rewrite(0, len(buffer), "model", 0)
     return Stripped(b"".join(pieces), walker.spans)
+
+
+def nests_too_deeply(model: bytes) -> bool:
+    """Whether sub-graphs are the reason why the protobuf library refuses a serialised ModelProto: what it says differs from version to
+    version."""
+    walker = _Walker(memoryview(model), 0)
+    todo = [(0, len(model), "model", 1)]
+    try:
+        while todo:
+            at, end, kind, depth = todo.pop()
+            if depth > PARSED_DEPTH:
+                return True
+            for number, _, begin, stop in walker.fields(at, end):
+                if number in _EMBEDDED[kind]:
+                    todo.append((begin, stop, _EMBEDDED[kind][number], depth + 1))
+    except ModelParseError:
+        pass
+    return False
 
 
 def reference(index: int) -> bytes:
@@ -100,6 +121,28 @@ class _Walker:
                 return value, at
             shift += 7
 
+    def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """(number, start, begin, end) of each length-delimited field of a message; `begin` and `end` are those of its content."""
+        while at < end:
+            start = at
+            key, at = self.varint(at, end)
+            wire = key & 7
+            if wire == 0:
+                _, at = self.varint(at, end)
+                continue
+            if wire == _LENGTH:
+                length, at = self.varint(at, end)
+                if at + length > end:
+                    raise ModelParseError(f"not an ONNX model: truncated (a field at byte {start} needs {at + length - end} bytes more)")
+                yield key >> 3, start, at, at + length
+                at += length
+                continue
+            if wire not in {1, 5}:
+                raise ModelParseError(f"not an ONNX model: unknown wire type {wire} at byte {start}")
+            at += 8 if wire == 1 else 4
+            if at > end:
+                raise ModelParseError(f"not an ONNX model: truncated at byte {start}")
+
     def rewrite(self, at: int, end: int, kind: str, depth: int) -> tuple[list[bytes | memoryview], int]:
         """The pieces of a message without long raw data, and their total length."""
         if depth > _MAX_DEPTH:
@@ -109,37 +152,20 @@ class _Walker:
         last: list[bytes] = []  # references: a data_location that the tensor has itself comes before theirs, and the last one counts
         total = 0
         kept = at  # start of the bytes that are copied as they stand
-        while at < end:
-            start = at
-            key, at = self.varint(at, end)
-            wire = key & 7
-            if wire == 0:
-                _, at = self.varint(at, end)
-                continue
-            if wire != _LENGTH:
-                if wire not in {1, 5}:
-                    raise ModelParseError(f"not an ONNX model: unknown wire type {wire} at byte {start}")
-                at += 8 if wire == 1 else 4
-                if at > end:
-                    raise ModelParseError(f"not an ONNX model: truncated at byte {start}")
-                continue
-            length, at = self.varint(at, end)
-            stop = at + length
-            if embedded.get(key >> 3) == "node":
+        for number, start, begin, stop in self.fields(at, end):
+            length = stop - begin
+            if embedded.get(number) == "node":
                 self.count_node()
-            if stop > end:
-                raise ModelParseError(f"not an ONNX model: truncated (a field at byte {start} needs {stop - end} bytes more)")
             replacement: list[bytes | memoryview] | None = None
             size = 0
             if length > INLINE_LIMIT:
-                number = key >> 3
                 if kind == "tensor" and number == _RAW_DATA:
                     replacement = []
                     last.append(reference(len(self.spans)))
-                    self.spans.append((at, length))
+                    self.spans.append((begin, length))
                 elif number in embedded:
-                    inner, size = self.rewrite(at, stop, embedded[number], depth + 1)
-                    head = varint(key) + varint(size)
+                    inner, size = self.rewrite(begin, stop, embedded[number], depth + 1)
+                    head = varint(number << 3 | _LENGTH) + varint(size)
                     replacement = [head, *inner]
                     size += len(head)
             if replacement is not None:
@@ -149,7 +175,6 @@ class _Walker:
                 pieces.extend(replacement)
                 total += size
                 kept = stop
-            at = stop
         if end > kept:
             pieces.append(self.buffer[kept:end])
             total += end - kept

@@ -12,8 +12,8 @@ MOST_TILES = 4096
 MOST_IN_FLIGHT = 1024
 """Requests at a time that tiles may be cut for."""
 Keeping = Literal["", "bits", "values"]
-"""What a plan keeps activations for: nothing, streams whose results have the bits of whole runs, or streams that recompute what exact
-arithmetic would change."""
+"""The purpose of kept activations: none, streams whose results have the bits of whole runs, or streams that recompute what exact arithmetic
+would change."""
 Objective = Literal["latency", "throughput"]
 """The aim of a model's tiles and instances: that one request ends soon, or that many are done in a time."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")

@@ -11,7 +11,6 @@ from aspen_mp.planner.ops import (
     movement,
     norms,
     products,
-    reach,
     recurrent,
     reductions,
     sampling,
@@ -21,8 +20,23 @@ from aspen_mp.planner.ops import (
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.call import Call
 from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
+from aspen_mp.planner.ops.streams import reach
 
-_FAMILIES = (products, attention, convolutions, stacks, elementwise, reductions, norms, movement, views, sampling, recurrent, classical, reach)
+_FAMILIES = (
+    products,
+    attention,
+    convolutions,
+    stacks,
+    elementwise,
+    reductions,
+    norms,
+    movement,
+    views,
+    sampling,
+    recurrent,
+    classical,
+    reach,
+)
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
 """Specs by the op of kernel-level nodes."""
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)

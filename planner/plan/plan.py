@@ -106,8 +106,9 @@ class Plan:
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
     `weight_uses`: rows (operand, item of `weights`, bytes into the item). The plan of a shape bucket serves all extents from `least` to
     `most`: its arrays are those of `most`, and `values` and `numbers` say how they follow from the extents (`extents.at`); all four are
-    empty in any other. `parts`: tiles of which a request may run a part, and `kept_at`: where in its region it says whether activations are
-    trusted; both 0 in a plan whose requests run whole (`tiling.reach`). `costs` stay in this process: see `tile_costs`.
+    empty in any other. `parts`: tiles of which a request may run a part. `kept_at`: the place of the word
+    in its region that says whether activations are trusted. Both are 0 in a plan whose requests run whole (`tiling.reach`).
+    `costs` stay in this process: see `tile_costs`.
     """
 
     name: str

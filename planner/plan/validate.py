@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from aspen_mp.planner.layout.strides import Run, dense, overlap, same
 from aspen_mp.planner.ops.call import Arg, Call, Misfit
-from aspen_mp.planner.ops.reach import NAME as REACH
 from aspen_mp.planner.ops.spec import OPAQUE, SILENT
+from aspen_mp.planner.ops.streams.reach import LINE
+from aspen_mp.planner.ops.streams.reach import NAME as REACH
 from aspen_mp.planner.ops.table import check_call
 from aspen_mp.planner.plan import extents
 from aspen_mp.planner.plan.memory import EXACT_TILES
@@ -527,20 +528,22 @@ def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
 
 
 def _check_parts(s: _Segment) -> None:
-    """Requests run parts of tiles where REACH is the first op, and all other tiles wait for it. A line in front of its input says whether
-    activations are trusted."""
+    """Requests run parts of tiles if there is a REACH. It is the first op, and all other tiles wait for it. A line in front of its input
+    says whether activations are trusted."""
     h, kernel = s.header, s.ops["kernel"]
     reaches = kernel == REACH_CODE
     n = int((s.tiles["op"] < len(s.ops) - len(SILENT)).sum()) if reaches.any() else 0
     at = int(s.operands["offset"][0]) if n else 0
     if n and (not reaches[0] or reaches[1:].any() or len(s.initial) != 1 or s.initial[0] != 0):
-        refuse("ops[].kernel", "REACH", "it is the first op, and the only one whose tile waits for nothing")
-    kept = int(s.operands["offset"][s.op_operands[0][0] + 2]) - ALIGN if n else 0
+        refuse("ops[].kernel", REACH, "it is the first op, and the only one whose tile waits for nothing")
+    kept = int(s.operands["offset"][s.op_operands[0][0] + 2]) - LINE if n else 0
     for name, want in (("n_parts", n), ("arena_parts", at), ("request_kept", kept)):
         if h[name] != want:
             refuse(f"header.{name}", h[name], want)
-    if n and (s.operands["space"][0] != SPACES["ARENA"] or s.operands["space"][2] != SPACES["REQUEST"] or kept < ALIGN or len(s.most)):
-        refuse("operands[0].space", s.operands["space"][0], "REACH writes to the arena, reads behind a line of the request, and has one shape")
+    if n and (s.operands["space"][0] != SPACES["ARENA"] or s.operands["space"][2] != SPACES["REQUEST"] or kept < LINE or len(s.most)):
+        refuse(
+            "operands[0].space", s.operands["space"][0], "REACH writes to the arena, reads behind a line of the request, and has one shape"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------- edges

@@ -1,8 +1,8 @@
 """How far a change of a model's inputs reaches, for plans whose requests run only what changed.
 
 Region maps say which part of an input a part of the output needs (`ops.table.input_region`). Read backwards, they say which part of the
-output a changed part of an input reaches. `with_reach` asks the region map of each step for every index along every axis of its output,
-follows what it reads through views and concats to the steps and inputs that made it, and fits linear maps to that. A map is never
+output a changed part of an input reaches. `with_reach` asks the region map of each step for every index along every axis of its output.
+It follows these reads through views and concats to the steps and inputs that made them, and fits linear maps to them. A map is never
 narrower than what it is fitted to. So a part that changes may reach too much of an output, and never too little.
 
 The maps, the tile grids and the costs of all steps become the program of one more op, REACH (`workers/kernels/movement/reach.c`). It is the
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +25,11 @@ from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ALIGN, ARENA, REQUEST, Buffer, Ref, Storage, aligned, buffers, item_bytes
 from aspen_mp.planner.layout.strides import dense
-from aspen_mp.planner.ops import reach
-from aspen_mp.planner.ops.boxes import Boxes, Region
+from aspen_mp.planner.ops.boxes import Boxes, Region, whole
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
+from aspen_mp.planner.ops.streams import reach
 from aspen_mp.planner.ops.table import SPECS, input_region, value_region
 
 Ints = npt.NDArray[np.int64]
@@ -45,8 +44,9 @@ FAR = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Output o, from `first` on and before `last` along `out_axis`, reads of `in_axis` of a source from floor((a o + begin) / c) on and
-    before floor((a o + end) / c). Other outputs read nothing."""
+    """Output o reads of `in_axis` of a source from floor((a o + begin) / c) on and before floor((a o + end) / c).
+
+    That holds from `first` on and before `last` along `out_axis`. Other outputs read nothing."""
 
     out_axis: int
     in_axis: int
@@ -65,7 +65,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a step reads of a tensor that is computed or given. Without maps each of its outputs reads all of it."""
+    """The read of a tensor, computed or given, by a step. Without maps each of its outputs reads all of it."""
 
     source: Tensor
     maps: tuple[Map, ...]
@@ -75,9 +75,9 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
     """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
     rounding errors count as no change.
 
-    The region gets, behind inputs and outputs, a line whose first word says whether the activations are trusted (`plan_header.request_kept`),
-    the changed boxes of all inputs, REACH's counts, and the activations."""
-    at = storage.request_bytes + ALIGN
+    Behind inputs and outputs the region gets a line, the changed boxes of all inputs, REACH's counts, and the activations. The first word
+    of the line says whether the activations are trusted (`plan_header.request_kept`)."""
+    at = storage.request_bytes + reach.LINE
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
     parts = Tensor("parts", (1 + sum(grid.n for grid in grids), reach.PART_WORDS), np.dtype(np.uint32))
@@ -90,7 +90,8 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": _program(storage, grids, value_region if keeping == "values" else input_region)}, "Reach")
+    program = _program(storage, grids, value_region if keeping == "values" else input_region)
+    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": program}, "Reach")
     found = replace(
         storage,
         nodes=[node, *storage.nodes],
@@ -102,13 +103,13 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
         request_bytes=at,
         kinds=[],
     )
-    whole = Grid(parts.shape, tuple(np.array([0, length], np.int64) for length in parts.shape), (0, 1))
-    return found, [whole, *grids]
+    one = Grid(parts.shape, tuple(np.array([0, length], np.int64) for length in parts.shape), (0, 1))
+    return found, [one, *grids]
 
 
 def kept_at(storage: Storage) -> int:
     """Where in a region the word is that says whether activations are trusted."""
-    return storage.refs[storage.inputs[-1][1]].buffer.offset - ALIGN
+    return storage.refs[storage.inputs[-1][1]].buffer.offset - reach.LINE
 
 
 def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
@@ -133,9 +134,12 @@ def _program(storage: Storage, grids: Sequence[Grid], region: RegionOf) -> tuple
     for k, (kind, node, grid) in enumerate(zip(kinds(storage), storage.steps, grids, strict=True)):
         if kind not in alike:
             alike[kind] = _grains(node, storage)
-        block = [len(node.output.shape), *node.output.shape, bits(op_cost.flops(node) / max(node.output.size, 1))]
-        for axis, cuts in enumerate(grid.cuts):
-            block += [len(cuts) - 1, alike[kind][axis], grid.steps[axis], *cuts.tolist()]
+        shape, cuts = node.output.shape, [cut.tolist() for cut in grid.cuts]
+        if node.op == OPAQUE and 0 in shape:  # its tile gives other outputs, so there must be a part to run
+            shape, cuts = tuple(max(length, 1) for length in shape), [[0, max(cut[-1], 1)] for cut in cuts]
+        block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1))]
+        for axis, cut in enumerate(cuts):
+            block += [len(cut) - 1, alike[kind][axis], grid.steps[axis], *cut]
         reads = reader.reads(node)
         block.append(len(reads))
         for read in reads:
@@ -170,7 +174,7 @@ def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
 
 
 class _Reader:
-    """What each step reads of tensors that are computed or given, index by index."""
+    """Finds the reads of each step, index by index."""
 
     def __init__(self, storage: Storage, region: RegionOf) -> None:
         self._storage = storage
@@ -180,7 +184,7 @@ class _Reader:
     def reads(self, node: Node) -> list[Read]:
         """All reads of a step. An output without elements reads nothing."""
         shape = node.output.shape
-        if 0 in shape:
+        if 0 in shape and node.op != OPAQUE:  # OPAQUE has a tile all the same, which gives its other outputs
             return []
         if node.op == OPAQUE or not shape:
             lo, hi = np.zeros((1, len(shape)), np.int64), np.array([shape], np.int64).reshape(1, -1)
@@ -192,7 +196,7 @@ class _Reader:
             lo = np.zeros_like(hi)
             lo[:, axis] = np.arange(length)
             hi[:, axis] = lo[:, axis] + 1
-            regions = {path: (source, *region) for path, source, *region in self._regions(node, lo, hi)}
+            regions = {path: (source, rows, low, high) for path, source, rows, low, high in self._regions(node, lo, hi)}
             gone |= found.keys() - regions.keys() if axis else set()
             for path, (source, rows, first, last) in regions.items():
                 maps = found.setdefault(path, (source, []))[1]
@@ -202,6 +206,8 @@ class _Reader:
     def _lengths(self, source: Tensor) -> list[int]:
         """The lengths of a source's axes. -1 where changes along an axis of the first output of its node say nothing of it."""
         shape = source.shape if source.producer is None or source in self._given else self._storage.producer[source].output.shape
+        if len(shape) != len(source.shape):
+            return [-1] * len(source.shape)
         return [length if length == first else -1 for length, first in zip(source.shape, shape, strict=True)]
 
     def _regions(self, node: Node, lo: Ints, hi: Ints) -> Iterator[tuple[Path, Tensor, Ints, Ints, Ints]]:
@@ -212,7 +218,7 @@ class _Reader:
             if x is None or x.is_const:
                 continue
             if node.op == OPAQUE:
-                todo.append(((i,), x, rows, np.zeros((len(lo), len(x.shape)), np.int64), np.tile(np.array(x.shape, np.int64), (len(lo), 1))))
+                todo.append(((i,), x, rows, *whole(x.shape, len(lo))))
             else:
                 todo.append(((i,), x, rows, *self._region(node, i, lo, hi)))
         while todo:
@@ -240,7 +246,8 @@ class _Reader:
 
 
 def _maps(axis: int, length: int, lengths: Sequence[int], rows: Ints, lo: Ints, hi: Ints) -> Iterator[Map]:
-    """Maps from an axis of the output. Outputs `rows` along it read the boxes from `lo` to `hi` of a source. `lengths`: `_Reader._lengths`."""
+    """Maps from an axis of the output. Outputs `rows` along it read the boxes from `lo` to `hi` of a source. `lengths`: as of
+    `_Reader._lengths`."""
     first, last = int(rows.min()), int(rows.max()) + 1
     made = False
     for k, extent in enumerate(lengths):

@@ -130,10 +130,12 @@ static inline int aspen_seed(struct aspen_station *s) {
   return ASPEN_OK;
 }
 
-/* Whether a request may not rely on the activations that the one before left in its region: a worker may have scribbled there since. */
-static inline uint32_t aspen_stale_activations(const struct aspen_station *s, const struct aspen_candidate *r, const struct aspen_plan_view *plan) {
+/* Whether a request may not rely on the activations that the one before left in its region: it is the first one there, or a worker may have
+ * scribbled there since. */
+static inline uint32_t aspen_stale_activations(const struct aspen_station *s, const struct aspen_candidate *r,
+                                               const struct aspen_plan_view *plan) {
   const uint64_t at = plan->header->request_kept;
-  return at && aspen_load_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + at)) != aspen_load_relaxed(&s->control->signals.faults);
+  return at && aspen_load_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + at)) != aspen_trust_word(s->control);
 }
 
 /* Starts a candidate in a free instance. The instance's fields are written before CLAIMED, so that the planner process finds it when it looks

@@ -68,11 +68,14 @@ static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance
   if (!error) aspen_note_alone(s, i, ran);
 }
 
-/* All activations in a request's region have been computed anew, and no worker may have scribbled there since. */
+/* What a region's word `request_kept` is while its activations can be trusted. Never 0, which clients write for a request to run whole. */
+static inline uint32_t aspen_trust_word(const struct aspen_control *c) { return 2 * aspen_load_relaxed(&c->signals.faults) + 1; }
+
+/* Notes that all activations in a request's region have been computed anew. */
 static inline void aspen_trust_activations(struct aspen_station *s, uint32_t instance) {
   const struct aspen_instance *i = &s->control->instance[instance];
   const uint64_t at = s->instance[instance]->plan->header->request_kept;
-  if (at) aspen_store_relaxed((uint32_t *)(s->segment[i->data].base + i->offset + at), aspen_load_relaxed(&s->control->signals.faults));
+  if (at) aspen_store_relaxed((uint32_t *)(s->segment[i->data].base + i->offset + at), aspen_trust_word(s->control));
 }
 
 /* END was executed: every tile of the instance has been executed and every edge counted down, so nobody touches its arena any more (I10). */

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -185,12 +186,13 @@ def _parser() -> argparse.ArgumentParser:
     number("--acts", type=int, default=12, help="Acts of each user, on average.")
     number("--most", type=int, help="The most acts of each user.")
     number("--without", default="", help="Kinds of trouble to leave out, separated by commas.")
-    number("--plant", default="", help="A fault of planted.py to look for. The first history that fails ends the search.")
+    number("--plant", default="", help="A fault of planted.py to look for. The first history that fails because of it ends the search.")
     number("--hang-s", type=float, default=0.0, help="Seconds after which the present lines of Python are printed.")
     flag("--calm", help="Leave out all trouble.")
     flag("--trace", help="Print what happens.")
     flag("--slices", help="Print which thread runs when.")
     flag("--twice", help="Run each history twice. Both have to be the same.")
+    flag("--digests", help="Print the digest of each history.")
     flag("--shrink", help="Look for a shorter history that fails in the same way.")
     flag("--marks", help="Print the rare things that were reached, and how often.")
     flag("--table", help="Write the table of planted faults into the documentation.")
@@ -200,6 +202,10 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     given = _parser().parse_args()
     _again()
+    if given.plant:
+        from simulation.serving import planted as serving
+
+        given.kind = "serve" if given.plant in serving.FAULTS else "runtime"
     if given.table:
         from simulation import planted
 
@@ -238,6 +244,14 @@ def main() -> int:
     return _night(given, options)
 
 
+def _passes(command: str) -> bool:
+    """Whether a history is right without the planted fault."""
+    done = subprocess.run([sys.executable, *command.split()[1:]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{command} fails without the planted fault, too", flush=True)
+    return not done.returncode
+
+
 def _night(given: Any, options: Any) -> int:
     from simulation import shrink
 
@@ -265,11 +279,13 @@ def _night(given: Any, options: Any) -> int:
         if given.twice and digests.setdefault(found["seed"], found.get("digest")) != found.get("digest"):
             print(f"seed {found['seed']}: two runs differ")
         marks.update(found.get("marks", {}))
+        if given.digests:
+            print(f"{found['seed']} {found.get('digest')}", flush=True)
         if found["failed"]:
             failed += 1
             print(f"seed {found['seed']}: {found['failed'][0].splitlines()[0][:300]}", flush=True)
             print(f"    {shrink.command(options(found['seed']), given.kind)}", flush=True)
-            if given.plant:
+            if given.plant and _passes(shrink.command(options(found["seed"]), given.kind)):
                 print(f"{given.plant}: found by history {totals['histories']} (seed {found['seed']})", flush=True)
                 os._exit(0)
     if given.marks:

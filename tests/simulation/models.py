@@ -103,9 +103,29 @@ def _branches() -> Known:
     return Known("branches", data, (0,), lambda seed, n: {"x": small_integers(seed, 24, 12)}, answer)
 
 
+def _pool() -> Known:
+    """The largest numbers of squares, half of whose padding lies before the picture: each size needs a plan of its own."""
+    side = 4
+    data = model_bytes(
+        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[side, side], strides=[side, side], auto_pad="SAME_UPPER")],
+        [value_info("x", [1, 2, "h", "w"])],
+        [value_info("y", [1, 2, "p", "q"])],
+        name="pool",
+    )
+
+    def answer(feeds: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        missing = [-extent % side for extent in feeds["x"].shape[2:]]
+        around = [(0, 0), (0, 0), *((each // 2, each - each // 2) for each in missing)]
+        padded = np.pad(feeds["x"], around, constant_values=-np.inf)
+        height, width = (extent // side for extent in padded.shape[2:])
+        return {"y": padded.reshape(1, 2, height, side, width, side).max(axis=(3, 5))}
+
+    return Known("pool", data, (5, 9, 14, 18), lambda seed, n: {"x": small_integers(seed, 1, 2, n, 3 + n % 7)}, answer)
+
+
 @functools.cache
 def known() -> tuple[Known, ...]:
-    return (_sum(), _chain(), _places(), _branches())
+    return (_sum(), _chain(), _places(), _branches(), _pool())
 
 
 BROKEN: Final = b"no model"

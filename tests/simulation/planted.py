@@ -38,13 +38,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "a client's reading thread starts before its session is whole",
         "a client whose runtime ended while it connected lost its reading thread",
     ),
-    "news-with-the-welcome": Planted(
-        f"{CONTROL}.wire.client",
-        "            self._deliver()  # what came together with the answer to the greeting\n",
-        "",
-        "what comes in one piece with the answer to the greeting is not heard",
-        "the news that a runtime stops could be missed so",
-    ),
     "number-of-another-runtime": Planted(
         f"{CLIENT}.residence",
         "            self.own = self._new_tree(place)\n",
@@ -80,13 +73,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "where a pool can have no thread, users get a bare RuntimeError",
         "the same",
     ),
-    "waiters-of-a-stopped-plan": Planted(
-        f"{CONTROL}.models.plan_requests",
-        "        plan.model.background_child.close()\n        for asker in waiters:\n            self._ask_again(plan.model, asker)\n",
-        "        plan.model.background_child.close()\n",
-        "who waits for a background plan that is stopped is forgotten",
-        "a client that waited for a plan begun ahead of requests could wait for ever",
-    ),
     "run-folder-in-between": Planted(
         f"{CONTROL}.wire.run_directory",
         "        with suppress(FileNotFoundError):  # somebody, a cleaner of temporary files say, removed it in between: it is made again\n            return _open(where)\n",
@@ -106,12 +92,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "            return\n",
         "an answer that does not fit into the socket at once stays there",
     ),
-    "deadline-of-frames": Planted(
-        f"{CONTROL}.wire.connection",
-        "        if self.greeted and self._deadline is not None and (completed or not self._receiver.partial):\n",
-        "        if self.greeted and self._deadline is not None and not self._receiver.partial:\n",
-        "the time limit of one frame counts for those after it",
-    ),
     "calls-after-the-loss": Planted(
         f"{CONTROL}.wire.client",
         "        for call in calls:\n            call.answer = fresh(lost)\n            call.done.set()\n",
@@ -130,12 +110,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "            return\n",
         "a child whose end could not be watched for want of a descriptor is never reaped",
     ),
-    "recovery-looks-once": Planted(
-        f"{CONTROL}.pool.recovery",
-        "            self._look_in(left if left > 0 else AGAIN_S)\n",
-        "            pass\n",
-        "a recovery that waits for a worker to park never looks again",
-    ),
     "dead-are-not-replaced": Planted(
         f"{CONTROL}.pool.recovery",
         "        if delay:\n            self.loop.later(delay, self._start)\n        else:\n            self._start()\n",
@@ -148,23 +122,11 @@ FAULTS: Final[dict[str, Planted]] = {
         "                return M.GONE, (Drop(),)\n",
         "who waits for a model that is the same as a loaded one is forgotten",
     ),
-    "relieved-never": Planted(
-        f"{CONTROL}.models.plan_builder",
-        "        if not self.eviction.relieve(partial(self.send, plan, Relieved())):\n",
-        "        if not self.eviction.relieve(lambda: None):\n",
-        "a plan for which memory was made is not tried again",
-    ),
     "memory-of-who-left": Planted(
         f"{CONTROL}.models.model_store",
         "        if not model.users and not model.waiting:\n            self.send(model, Left())\n",
         "        pass\n",
         "models that nobody uses any more stay loaded",
-    ),
-    "look-before-the-watch": Planted(
-        f"{CONTROL}.wire.arrivals",
-        "            elif clock.monotonic() < until:  # what happened before this watch began the next attempt sees\n                stack.close()\n                watch = stack.enter_context(Watch())\n",
-        "            elif clock.monotonic() < until:\n                stack.close()\n                watch = stack.enter_context(Watch())\n                if not watch.wait(until - clock.monotonic(), stop):\n                    break\n",
-        "a runtime that comes between the look and the watch is not seen",
     ),
     "lost-wakes": Planted(
         "simulation.world.native",

@@ -25,6 +25,7 @@ OF_SERVERS: Final = [
     (6, "--calm", "the answer to a request that was refused before its body was read got lost"),
     (184, "", "bytes of a body counted as headers of the next request"),
     (1083, "--users 6 --acts 30", "a load at the end of a server waited for the whole grace period"),
+    (400158, "--users 4", "a configuration that could not be opened for want of descriptors was never read again"),
     (429, "", "a version that could not be loaded for want of descriptors was given up"),
     (56, "--users 5 --acts 20", "a supervisor span for ever, as a model's file had changed when the runtime was lost"),
 ]

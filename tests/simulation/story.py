@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from simulation import judge, marks, users, weather
 from simulation.native import _hooks
-from simulation.world.choices import KINDS, Choices
-from simulation.world.descriptions import EventFd
+from simulation.world.choices import Choices
+from simulation.world.descriptions import EventFd, Listener
 from simulation.world.history import History
 from simulation.world.install import install
 from simulation.world.scheduler import Waiters
@@ -20,6 +20,7 @@ RATES: Final = {
     "delays": (0.02, 0.5),
     "partial": (0.02, 0.5),
     "scarce": (0.0005, 0.02),
+    "no-threads": (0.02, 0.5),
     "kill-worker": (0.00002, 0.002),
     "kill-planner": (0.00001, 0.0005),
     "kill-client": (0.00002, 0.001),
@@ -38,6 +39,8 @@ MAPPED: Final = 3
 """Segments that a worker has mapped while nobody but the host is connected."""
 CALM_S: Final = 3.0
 """The same where there is no trouble."""
+MISSED_S: Final = 60.0
+"""Who waits for a runtime must have found one that has been there for so long."""
 REST_S: Final = 120.0
 """How long after the users' last act everything may take to end."""
 
@@ -96,8 +99,6 @@ class Story:
             wanted, share = choices.chance(0.4), choices.uniform()
             if wanted and self.options.trouble and kind not in self.options.without:
                 choices.trouble.rates[kind] = low * (high / low) ** share
-        for kind in KINDS:
-            assert kind in RATES or kind not in choices.trouble.rates
 
     def _draw_weather(self) -> weather.Weather:
         choices = self.choices
@@ -119,9 +120,18 @@ class Story:
             try:
                 return aspen_mp.connect(NAME, retry=script.retry, wait_s=120.0, timeout=120.0)
             except errors.RuntimeNotFound:
+                self._look_for_missed(script)
                 if self.world.scheduler.now > last:
                     raise
                 self.world.scheduler.pause(100_000_000)
+
+    def _look_for_missed(self, script: users.Script) -> None:
+        """A user has waited for a runtime, and has found none."""
+        for planner in self.world.alive("planner"):
+            listening = [each.since for each in planner.table.values() if isinstance(each, Listener) and not each.closed]
+            there = self.world.scheduler.now - min(listening, default=self.world.scheduler.now)
+            if there > MISSED_S * 1e9 and not (planner.stopped or planner.terminated):
+                self.world.violation(f"{script.name} has not found {planner.name}, which has been there for {there / 1e9:.0f} s")
 
     def begins(self, name: str, act: users.Act) -> None:
         self.busy[name] = act, self.world.scheduler.now
@@ -152,6 +162,8 @@ class Story:
         self.busy.pop(script.name, None)
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
+        if "has not come back" in str(error):
+            self._look_for_missed(script)
         self.history.note(f"{script.name} {act.what} fails", f"{kind}: {error}".splitlines()[0][:100])
         if not self._explained(script, act, error):
             import traceback
@@ -164,6 +176,7 @@ class Story:
         from aspen_mp.control.wire.protocol import HANDSHAKE_S
 
         rates = {*self.choices.trouble.rates, *self.weather.kinds}
+        rates |= {"scarce"} if "no-threads" in rates else set()
         planner_goes = bool(rates & {"kill-planner", "kill-anyone", "end-planner", "stop-anyone"})
         if act.what == "timeout" and isinstance(error, errors.RequestTimeout):
             return True

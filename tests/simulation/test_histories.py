@@ -11,6 +11,7 @@ import pytest
 
 from simulation import planted, seeds
 from simulation.native import build
+from simulation.serving import planted as of_servers
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 MINUTES = 10
@@ -60,6 +61,20 @@ def test_two_runs_of_a_seed_are_the_same() -> None:
     assert "two runs differ" not in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["runtime", "serve"])
+@pytest.mark.parametrize("python", [each for each in os.environ.get("ASPEN_MP_PYTHONS", "").split(":") if each])
+def test_other_pythons_have_the_same_histories(python: str, kind: str) -> None:
+    """`python`: an interpreter of another version with aspen-mp installed from this folder."""
+    what = ("-m", "tests.simulation", "--kind", kind, "--seed", "701", "--count", "200" if LONG else "20", "--digests")
+    found = []
+    for each in (sys.executable, python):
+        done = subprocess.run([each, *what], cwd=folders.ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        found.append(sorted(line for line in done.stdout.splitlines() if line[:1].isdigit()))
+    assert found[0] == found[1]
+    assert len(found[0]) >= 20
+
+
 def test_histories_that_failed_once() -> None:
     done = command("--seeds", ",".join(str(seed) for seed in seeds.SEEDS))
     assert done.returncode == 0, f"{seeds.SEEDS}: {done.stdout[-4000:]}"
@@ -72,9 +87,12 @@ def test_histories_of_servers_that_failed_once(seed: int, options: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-@pytest.mark.parametrize("name", planted.FAULTS if LONG else SHORT)
+@pytest.mark.parametrize("name", [*planted.FAULTS, *of_servers.FAULTS] if LONG else SHORT)
 def test_planted_faults_are_found(name: str) -> None:
-    how = ("--minutes", str(MINUTES), "--seed", "1000000") if LONG else ("--count", "60")
+    """From fresh seeds, where the same histories hold without the fault."""
+    if name in of_servers.FAULTS:
+        pytest.importorskip("uvicorn")
+    how = ("--minutes", str(MINUTES), "--seed", "1000000", "--users", "5", "--acts", "20") if LONG else ("--count", "60")
     done = command("--plant", name, *how)
     assert f"{name}: found by history" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 

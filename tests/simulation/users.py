@@ -27,6 +27,8 @@ ACTIONS: Final = {
     "status": 3,
     "scale": 2,
     "think": 12,
+    "dues": 4,
+    "sizes": 4,
     "threads": 3,
     "workload": 1,
     "reconnect": 3,
@@ -165,6 +167,43 @@ class User:
                     errors.append(error)
         if errors:
             raise errors[0]
+
+    def do_dues(self, which: int, number: int, many: int, ms: int, *_: int) -> None:
+        """Futures of requests with deadlines, some of which cannot be met."""
+        from aspen_mp import errors
+
+        known, model = self._model(which)
+        asked = []
+        for k in range(many % 6 + 1):
+            feeds = self._draw(known, number + k * 11)
+            asked.append((feeds, model.submit(feeds, deadline_ms=0.01 * 100_000 ** ((ms >> k) % 1000 / 1000))))
+        failures = []
+        for feeds, future in asked:
+            try:
+                self._check(known, feeds, future.result())
+            except errors.DeadlineMissed:
+                pass
+            except BaseException as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def do_sizes(self, which: int, number: int, many: int, spread: int, window: int, *_: int) -> None:
+        """Many new sizes: plans for ranges of them are made, some of them before anybody asks."""
+        known, model = self._model(which)
+        if len(known.lengths) < 2:
+            return self._run(which, number)
+        asked: list[Any] = []
+        for k in range(8 + many % 24):
+            n = 1 + (number + k * (spread % 13 + 1)) % (72 if k % 4 else 2)
+            feeds = known.feeds((number + k) % 1000, n)
+            asked.append((feeds, model.submit(feeds)))
+            while len(asked) > window % 5:
+                feeds, future = asked.pop(0)
+                self._check(known, feeds, future.result())
+        for feeds, future in asked:
+            self._check(known, feeds, future.result())
+        return None
 
     def do_often(self, which: int, number: int, many: int, *_: int) -> None:
         """The same shapes until they count as frequent: a better plan is made for them in the background."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from simulation.world.processes import Process
 from simulation.world.world import World
 
 KINDS: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock", "run-folder")
@@ -26,15 +27,20 @@ class Weather:
         self.kinds = kinds
         self._mean_ns = int(mean_s * 1e9)
         self._over = False
+        self._armed = False
+        self._last: dict[int, str] = {}
         self._ends: list[Callable[[], object]] = []
 
     def begin(self) -> None:
         if self.kinds:
             self._next()
+        if {"run-folder", "end-planner"} & set(self.kinds):
+            self._world.at_call = self._at_call
 
     def stop(self) -> None:
         """Bring no more, and end what lasts."""
         self._over = True
+        self._world.at_call = None
         for end in self._ends:
             end()
         self._ends.clear()
@@ -65,11 +71,27 @@ class Weather:
             self._world.history.note(f"{victim.name} is stopped for a while")
             self._world.stop_for_a_while(victim)
 
+    def _at_call(self, process: Process, name: str) -> None:
+        """Events that come between two calls that belong together, which chance alone would seldom hit."""
+        before, self._last[process.pid] = self._last.get(process.pid, ""), name
+        if name == "open" and before == "mkdir" and "run-folder" in self.kinds and self._world.choices.chance(0.3):
+            self._run_folder()
+        if self._armed and name == "accept" and process.kind == "planner":
+            self._armed = False
+            self._terminate(process)
+
     def _end_planner(self) -> None:
+        """Now, or when the next client connects."""
         victim = self._one("planner")
-        if victim is not None:
-            self._world.history.note(f"{victim.name} gets SIGTERM")
-            victim.deliver(signal.SIGTERM)
+        if self._world.choices.chance(0.5):
+            self._armed = True
+        elif victim is not None:
+            self._terminate(victim)
+
+    def _terminate(self, victim: Process) -> None:
+        self._world.history.note(f"{victim.name} gets SIGTERM")
+        victim.terminated = True
+        victim.deliver(signal.SIGTERM)
 
     def _cores(self) -> None:
         world = self._world
@@ -90,7 +112,9 @@ class Weather:
         self._ends.append(lambda: setattr(world, "memory_bytes", whole))
 
     def _cache(self) -> None:
-        files = sorted(file for file in Path(self._world.folder / "cache").rglob("*") if file.is_file())
+        order = self._world.renamed
+        found = [file for file in Path(self._world.folder / "cache").rglob("*") if file.name in order and file.is_file()]
+        files = sorted(found, key=lambda file: order[file.name])
         if not files:
             return
         file = self._world.choices.pick(files)

@@ -28,7 +28,7 @@ LEAST_MESSAGE: Final = 4
 MOST_FRAGMENT: Final = 7
 ALLOWED: Final[dict[str, int]] = {
     "aspen_mp/cli": 5,
-    "aspen_mp/client": 116,
+    "aspen_mp/client": 115,
     "aspen_mp/control": 128,
     "aspen_mp/torch": 62,
     "bench": 11,

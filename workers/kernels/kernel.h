@@ -407,6 +407,14 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - There are no params.
  */
 
+/* Plans of streams
+ *
+ * REACH: out[tiles, 12], u32: the part of each tile that changed inputs reach (movement/reach.c). Row 0 is that of REACH itself.
+ * - out 1: f64 [1, 4]: tiles that run, all tiles, operations of what runs, all operations.
+ * - in changes: i32 [inputs, ASPEN_REACH_WORDS].
+ * - params: a program (planner/ops/streams/reach.py).
+ */
+
 /* The table for an ISA: kernels[ASPEN_K_x], NULL for JOIN, END and OPAQUE. */
 const aspen_kernel_fn *aspen_kernels_for(enum aspen_isa isa);
 /* Scratch bytes that a call with these arguments and box may use (monotone in the box). */

@@ -19,7 +19,7 @@ struct aspen_exec_instance {
   const int64_t *params;           /* The plan's, or those in `own`. */
   int64_t *own;                    /* Dims, strides, offsets, params and values at `extent`. NULL: the plan has one shape. */
   uint32_t extent;                 /* The word of the request that `view.generation` names, or of a request before it. */
-  const uint32_t *parts;           /* What REACH found, of the first `n_parts` tiles. */
+  const uint32_t *parts;           /* Written by REACH, of the first `n_parts` tiles. */
   uint32_t n_parts;
   struct aspen_bases bases;
 };
@@ -158,8 +158,10 @@ static inline uint64_t *aspen_exec_next(const struct aspen_exec_instance *e) {
   return (uint64_t *)((char *)e->view.missing - h->arena_counters + h->arena_next);
 }
 
-/* The part of a tile that changed inputs reach (docs/protocol/reach.md). NULL: the tile runs whole, as tile 0 does, which finds the parts. */
-static inline const uint32_t *aspen_exec_part(const struct aspen_exec_instance *e, const struct aspen_instance *i, uint32_t tile) {
+/* The part of a tile that changed inputs reach (docs/protocol/reach.md). NULL: the tile runs whole, as tile 0 does, which finds the
+ * parts. */
+static inline const uint32_t *aspen_exec_part(const struct aspen_exec_instance *e, const struct aspen_instance *i,
+                                              uint32_t tile) {
   return tile && tile < e->n_parts && !aspen_load_relaxed(&i->whole) ? e->parts + (size_t)tile * 2 * ASPEN_TILE_AXES : NULL;
 }
 

@@ -540,9 +540,12 @@ class Stage:
         """A region for requests that follow each other (`client.streams`), until `end`."""
         return self._acquire()
 
-    def run_in(self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None) -> dict[str, Any] | None:
-        """Executes a request in a region that has its inputs; its outputs are copied. None after `timeout` seconds. Then, and where this
-        raises, `end(region)` has been called, or will be when nothing writes there any more."""
+    def run_in(
+        self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None, *, copy: bool
+    ) -> dict[str, Any] | None:
+        """Executes a request in a region that has its inputs. `copy`: as of `kept_results`. None after `timeout` seconds.
+
+        Then, and where this raises, `end(region)` has been called, or will be when nothing writes there any more."""
         span = region.span
         result = self._session.execute(
             self._plan, self._generation, span.index, span.offset, urgency, timeout, lambda: self.end(region), stop, self._extent
@@ -552,15 +555,20 @@ class Stage:
         try:
             if result.error:
                 self.fail(result, region, urgency)
-            return self.kept_results(region)
+            return self.kept_results(region, copy=copy)
         except BaseException:
             self.end(region)
             raise
 
-    def kept_results(self, region: Region) -> dict[str, Any]:
-        """Copies of the outputs in a region, but for what the plan says of itself."""
+    def kept_results(self, region: Region, *, copy: bool) -> dict[str, Any]:
+        """The outputs in a region, but for what the plan says of itself: copies, or views that nobody may write to."""
         names = [slot.name for slot in self.planned.outputs if slot.name]
-        return self._collect(region, names, lends=False)
+        if copy or self.objects or self._keys:
+            return self._collect(region, names, lends=False)
+        views = {name: region.outputs[k].view() for k, name in enumerate(names)}
+        for view in views.values():
+            view.flags.writeable = False
+        return views
 
     def _check_loan(self, region: Region) -> None:
         """Before anything else is made of an answer: what it says may come from the zeros that were read, and whoever begins the request

@@ -153,8 +153,9 @@ class StageTree:
         fixed: bool,
         stream: Keeping = "",
     ) -> None:
-        """`stream`: what first stages keep activations for (`client.streams`). `keys`: of outputs of which plans may give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs
-        of strings, of which they take numbers. `fixed`: whether the model declares all extents of its inputs."""
+        """`stream`: what first stages keep activations for (`client.streams`). `keys`: of outputs of which plans may give numbers
+        (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs of strings, of which they take numbers. `fixed`: whether the
+        model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
@@ -288,7 +289,7 @@ class StageTree:
         borrow: bool = True,
         first: Callable[[Stage, float | None], dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`. `first(stage, timeout)`: runs the first stage instead."""
+        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`. `first(stage, timeout)`: runs the first stage."""
         self._check()
         deadline = None if timeout is None else clock.monotonic() + timeout
         known = dict(arrays)

@@ -19,7 +19,16 @@ from aspen_mp.client.signature import Signature
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
 from aspen_mp.shm.bindings import _tally
-from aspen_mp.shm.errors import DeadlineMissed, QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.errors import (
+    DeadlineMissed,
+    QueueFull,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ResourceLimitError,
+    RuntimeLost,
+    RuntimeStopping,
+)
 from aspen_mp.system import clock, threads
 
 if TYPE_CHECKING:
@@ -105,18 +114,18 @@ class Submission:
     # ---- for streams
 
     def stages(self, until: float | None = None) -> StageTree:
-        """As of `Residence.tree`."""
+        """Return the model's stages, as `Residence.tree` does."""
         self._check_there()
         return self._residence.tree(until)
 
     def losses(self, losses: int, lost: RuntimeLost) -> int:
-        """As of `_losses`."""
+        """Count a loss, as `_losses` does."""
         return self._losses(losses, lost)
 
     def counted(
         self, answer: Callable[[float | None], dict[str, npt.NDArray[Any]]], urgency: Urgency, timeout: float | None
     ) -> dict[str, npt.NDArray[Any]]:
-        """What `answer(deadline)` returns, counted as a request of the model."""
+        """Return what `answer(deadline)` returns, and count it as a request of the model."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         began = self._begins(deadline)
         try:
@@ -239,7 +248,8 @@ class Submission:
         return self._residence.goes_on(error, request.losses) and self._submit_later(request, kept)
 
     def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
-        """Submits on the thread that goes for another runtime first. False where there will be none."""
+        """Submits on the thread that goes for another runtime first. False where there will be none. Where no thread can be had the future
+        fails."""
 
         def submit() -> None:
             future = request.future
@@ -259,7 +269,12 @@ class Submission:
             future.settle()
 
         self._park(request.future)
-        return self._link.later(submit)
+        try:
+            return self._link.later(submit)
+        except ResourceLimitError as error:  # no thread can be had: nobody will ever submit it
+            request.future.fail(error)
+            request.future.settle()
+            return True
 
     def _park(self, future: RequestFuture) -> None:
         """A request waits for another runtime, or was cancelled: a runtime that is stopping does not wait for it."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Which boxes of an array differ from the one before. Documentation of names: _changes.pyi."""
+"""Boxes of an array that differ from the one before. Documentation of names: _changes.pyi."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc

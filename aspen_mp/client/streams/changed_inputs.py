@@ -1,4 +1,4 @@
-"""What changed in the inputs of a stream since the frame before: found by comparison, or told by the caller."""
+"""Changes of a stream's inputs since the frame before, found by comparison or told by the caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_ROWS: Final = 4
 BLOCK_BYTES: Final = 32
 """Fewest bytes of a row of a block."""
 IMAGE_AXES: Final = 4
-"""From so many axes on, the first counts images."""
+"""Fewest axes of an input of which the first counts images."""
 
 Array = npt.NDArray[Any]
 Span = tuple[int, int]
@@ -59,10 +59,10 @@ class ChangedInput:
         if not self._kept.nbytes:
             return self._write([], [])
         if self._images is None:
-            self._images = _images(self._shape, self._axes, self._kept.itemsize)
+            self._images = _images(self._shape or (1,), self._axes, self._kept.itemsize)
         array = np.ascontiguousarray(value)
         found = self._images.update(array.reshape(-1).view(np.uint8), self._kept.reshape(-1).view(np.uint8))
-        return self._write(*self._in_full(found))
+        return self._write(*self._in_full(found, one_by_one=len(self._shape) >= IMAGE_AXES))
 
     def take(self, value: Any, changed: Changed | None) -> float:
         """Take the next frame's value, of which the caller says what changed: None for nothing. Only that is copied."""
@@ -78,7 +78,7 @@ class ChangedInput:
 
     def _told(self, changed: Changed) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         if isinstance(changed, np.ndarray) and changed.dtype == bool:
-            return self._in_full(self._cover(changed))
+            return self._in_full(self._cover(changed), one_by_one=False)
         lows, highs = [], []
         for box in changed:
             try:
@@ -96,25 +96,31 @@ class ChangedInput:
 
     def _cover(self, mask: npt.NDArray[np.bool_]) -> list[tuple[Span, Span, Span]]:
         """Boxes that hold all that a mask marks."""
-        down, across = self._axes
-        sides = tuple(self._shape[axis] for axis in self._axes)
+        axes = tuple(sorted(set(self._axes))) if self._shape else ()
+        sides = tuple(self._shape[axis] for axis in axes)
         if mask.shape == self._shape:
-            others = tuple(axis for axis in range(len(self._shape)) if axis not in self._axes)
-            mask = mask.any(axis=others) if others else mask
+            mask = np.asarray(mask.any(axis=tuple(axis for axis in range(len(self._shape)) if axis not in axes)))
         if mask.shape != sides:
-            raise RequestError(f"input {self.name!r}: a mask of shape {mask.shape}, instead of {self._shape} or {sides} (axes {down}, {across})")
-        return Images((1, 1, sides[0], 1, sides[1], 1), 1, 1, BOXES).cover(np.ascontiguousarray(mask).reshape(-1).view(np.uint8))
+            raise RequestError(f"input {self.name!r}: a mask of shape {mask.shape}, instead of {self._shape} or {sides} (axes {axes})")
+        if not mask.any():
+            return []
+        down, across = (1, 1, *sides)[-2:]
+        return Images((1, 1, down, 1, across, 1), 1, 1, BOXES).cover(np.ascontiguousarray(mask).reshape(-1).view(np.uint8))
 
-    def _in_full(self, found: Sequence[tuple[Span, Span, Span]]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Boxes of images, rows and columns along all axes. A box of a mask has the images of all."""
+    def _in_full(
+        self, found: Sequence[tuple[Span, Span, Span]], *, one_by_one: bool
+    ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Boxes of images, rows and columns along all axes. `one_by_one`: the first axis counts the images; otherwise boxes hold all of it.
+        An input of one image axis has columns only."""
         lows, highs = [], []
         down, across = self._axes
         for images, rows, columns in found:
             low, high = [0] * len(self._shape), list(self._shape)
-            if down and len(self._shape) >= IMAGE_AXES and images[1] - images[0] < self._shape[0] and self._images is not None:
+            if one_by_one:
                 low[0], high[0] = images
-            low[down], high[down] = rows
-            if across != down:
+            if down != across:
+                low[down], high[down] = rows
+            if self._shape:
                 low[across], high[across] = columns
             lows.append(tuple(low))
             highs.append(tuple(high))

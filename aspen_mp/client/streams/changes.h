@@ -1,7 +1,7 @@
-/* Where an array differs from the one before it, block by block, and the boxes that cover these blocks.
+/* Finds where an array differs from the one before it, block by block, and few boxes that hold these blocks.
  *
  * An array is seen as images [batch][outer][height][between][width][inner] of bytes; any of these may be 1. A block has a few rows and
- * columns, and all of `outer`, `between` and `inner`. What differs is copied, so that the one before becomes the array.
+ * columns, and all of `outer`, `between` and `inner`. The array before takes over what differs.
  *
  *     aspen_compare()   marks blocks that differ, and copies them
  *     aspen_boxes()     covers marked blocks with few boxes
@@ -19,7 +19,7 @@ struct aspen_image {
 static inline int64_t aspen_blocks_down(const struct aspen_image *g) { return (g->height + g->rows - 1) / g->rows; }
 static inline int64_t aspen_blocks_across(const struct aspen_image *g) { return (g->width + g->columns - 1) / g->columns; }
 
-/* Marks blocks of `seen` where `from` differs from `to`, and makes `to` what `from` is. Returns how many blocks are marked. Whole rows are
+/* Marks blocks of `seen` where `from` differs from `to`, and makes `to` equal to `from`. Returns how many blocks are marked. Whole rows are
  * compared first, because most are the same. */
 static inline int64_t aspen_compare(const struct aspen_image *g, const char *from, char *to, uint8_t *seen) {
   const int64_t across = aspen_blocks_across(g), down = aspen_blocks_down(g), line = g->width * g->inner, step = g->columns * g->inner;
@@ -69,8 +69,10 @@ static inline int64_t aspen_cover(uint8_t *seen, int64_t images, int64_t down, i
   return n;
 }
 
-/* The same for any marks: they are made coarser, by pairs along both axes, until so few boxes cover them. `spare` has the size of `seen`. */
-static inline int64_t aspen_boxes(const struct aspen_image *g, uint8_t *seen, uint8_t *spare, struct aspen_block_box *box, int64_t most) {
+/* Covers any marks with at most `most` boxes. Marks are made coarser, by pairs along both axes, until that is possible. `spare` has the
+ * size of `seen`. */
+static inline int64_t aspen_boxes(const struct aspen_image *g, uint8_t *seen, uint8_t *spare, struct aspen_block_box *box,
+                                  int64_t most) {
   int64_t images = g->batch, down = aspen_blocks_down(g), across = aspen_blocks_across(g), scale = 1;
   for (;;) {
     memcpy(spare, seen, (size_t)(images * down * across));

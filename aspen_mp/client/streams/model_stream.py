@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-
 from aspen_mp.client.future import RequestFuture
-from aspen_mp.client.requests.stage_tree import RequestStop
+from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
 from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
+from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.system import clock, processes, threads
 
 if TYPE_CHECKING:
-    from aspen_mp.client.model import Model, OnLate
     from aspen_mp.client.requests.region import Region
     from aspen_mp.client.requests.stage import Stage
     from aspen_mp.planner.job.options import Keeping
@@ -28,7 +27,24 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Changed]
 Results = dict[str, npt.NDArray[Any]]
-_TILES, _ALL_TILES, _WORK, _ALL_WORK = range(4)
+_LINE: Final = NUMBERS["REACH_LINE"]
+OnLate = Literal["drop", "run"]
+
+
+class Streamed(Protocol):
+    """A model as its streams see it: `client.model.Model`."""
+
+    name: str
+
+    def arguments(
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None
+    ) -> tuple[dict[str, Any], Sequence[str] | None]: ...
+    def check_names(self, names: Iterable[str]) -> None: ...
+    def terms(self, timeout: float | None, priority: str, deadline_ms: float | None, on_late: OnLate) -> tuple[Urgency, float | None]: ...
+    def counted(self, answer: Callable[[float | None], Results], urgency: Urgency, timeout: float | None) -> Results: ...
+    def begun(self, urgency: Urgency, timeout: float | None) -> RequestFuture: ...
+    def stages(self, until: float | None = None) -> StageTree: ...
+    def losses(self, losses: int, lost: RuntimeLost) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +69,11 @@ EVERYTHING: Final = FrameReport(1.0, 1.0, 1.0)
 class ModelStream:
     """Requests of a model, one after the other, of which each runs only what its changed inputs reach. Made by `Model.stream`.
 
-    The stream keeps all activations of the last frame in shared memory of its own. Frames run in the order in which they are given; any thread may give them.
+    The stream keeps all activations of the last frame in shared memory of its own. Frames run in the order in which they
+    are given; any thread may give them.
     """
 
-    def __init__(self, model: Model, *, same_bits: bool) -> None:
+    def __init__(self, model: Streamed, *, same_bits: bool) -> None:
         self._model = model
         self._kind: Keeping = "bits" if same_bits else "values"
         self._turn = threads.RLock()  # one frame at a time
@@ -64,6 +81,7 @@ class ModelStream:
         self._owner = processes.getpid()
         self._stage: Stage | None = None
         self._region: Region | None = None
+        self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
         self._inputs: list[ChangedInput] = []
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
@@ -104,6 +122,7 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> Results:
         """Run the next frame and return its outputs.
 
@@ -120,20 +139,21 @@ class ModelStream:
             priority: As of `Model.run`.
             deadline_ms: As of `Model.run`.
             on_late: As of `Model.run`.
+            copy: Whether outputs are fresh arrays. False: they are read-only views of the stream's memory, which the next frame overwrites.
 
         Returns:
-            {output name: array}, fresh arrays.
+            {output name: array}.
 
         Raises:
             RequestError, RequestTimeout, DeadlineMissed, QueueFull, RuntimeLost: As of `Model.run`.
         """
-        if self._queued:
+        if self._queued and copy:
             future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
             return future.result()
         model = self._model
         arrays, told, names = self._checked(feeds, changed, outputs)
         urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-        return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None), urgency, limit)
+        return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
 
     def submit(
         self,
@@ -252,7 +272,7 @@ class ModelStream:
         if changed is None or isinstance(changed, Mapping):
             told = changed
         elif len(arrays) == 1:
-            told = {name: changed for name in arrays}
+            told = dict.fromkeys(arrays, changed)
         else:
             raise RequestError(f"model {self._model.name!r} has {len(arrays)} inputs: pass changed={{input: boxes or mask}}")
         if told is not None:
@@ -271,6 +291,8 @@ class ModelStream:
         urgency: Urgency,
         deadline: float | None,
         stop: RequestStop | None,
+        *,
+        copy: bool = True,
     ) -> Results:
         """Run a frame, as often as the runtime is lost. The frame runs whole after a loss."""
         losses = 0
@@ -281,7 +303,7 @@ class ModelStream:
                 timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
                 def first(stage: Stage, left: float | None) -> Results:
-                    return self._frame(stage, arrays, changed, urgency, left, stop)
+                    return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
 
                 try:
                     results = tree.run(arrays, timeout, urgency, stop, first=first)
@@ -291,15 +313,22 @@ class ModelStream:
                 return results if names is None else {name: results[name] for name in names}
 
     def _frame(
-        self, stage: Stage, arrays: Mapping[str, Any], changed: Changes | None, urgency: Urgency, timeout: float | None, stop: RequestStop | None
+        self,
+        stage: Stage,
+        arrays: Mapping[str, Any],
+        changed: Changes | None,
+        terms: tuple[Urgency, float | None, RequestStop | None],
+        copy: bool,
     ) -> Results:
-        """Run a frame on a stage, which may be another one than the last frame's."""
+        """Run a frame on a stage, which may be another one than the last frame's. `terms`: urgency, seconds, and what cancels it."""
+        urgency, timeout, stop = terms
         if stage is not self._stage or processes.getpid() != self._owner:
             self._take_up(stage)
         region = self._region
         assert region is not None
         was_valid, self._valid = self._valid, False
         if not was_valid:
+            self._trust[...] = 0  # all tiles run, also those that no input reaches
             parts = {one.name: one.start(arrays[one.name]) for one in self._inputs}
         elif changed is None:
             parts = {one.name: one.compare(arrays[one.name]) for one in self._inputs}
@@ -308,10 +337,10 @@ class ModelStream:
         part = share(self._inputs, parts, self._sizes)
         if was_valid and not any(parts.values()):
             self._last, self._valid = NOTHING, True
-            return stage.kept_results(region)
+            return stage.kept_results(region, copy=copy)
         done = False
         try:
-            results = stage.run_in(region, urgency, timeout, stop)
+            results = stage.run_in(region, urgency, timeout, stop, copy=copy)
             done = results is not None
         finally:
             if not done:  # it may still be written to, and then comes back by itself
@@ -319,7 +348,8 @@ class ModelStream:
         if results is None:
             raise stage.late(timeout)
         tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
-        self._last = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
+        reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
+        self._last = reached if was_valid else EVERYTHING
         self._valid = True
         return results
 
@@ -330,7 +360,8 @@ class ModelStream:
         region = stage.take_region()
         self._stage, self._region = stage, region
         bounds = region.inputs[-1]
-        slots = stage.planned.inputs[:-1]
+        *slots, changes = stage.planned.inputs
+        self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
         self._inputs = [ChangedInput(slot, view, bounds[k]) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 
@@ -344,6 +375,3 @@ class ModelStream:
     def __del__(self) -> None:
         if getattr(self, "_region", None) is not None:
             self._let_go()
-
-
-

@@ -11,6 +11,7 @@ from typing import Final
 
 from aspen_mp.control.memory.segments import Borrowed, Held
 from aspen_mp.shm.bindings import _control, _tables
+from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.system import descriptors
 
@@ -22,16 +23,33 @@ MARK: Final = struct.pack("<Q", _tables.LAYOUT_HASH)
 _TORN, _MARKED = struct.pack("<II", 0, 0), struct.pack("<II", 0, 1)
 
 
+def whole(model: str, role: str, announced: int, fd: int) -> int:
+    """The bytes that a descriptor has. PlanError if these are fewer than were announced: a file can be cut once it has been opened."""
+    nbytes = descriptors.fstat(fd).st_size
+    if nbytes < announced:
+        raise PlanError(f"model {model!r}: a segment of {role} has {nbytes} bytes instead of {announced}: its file has been cut. Try again")
+    return nbytes
+
+
 def is_file(fd: int) -> bool:
-    """Whether weights lie in a file of the plan cache, where others can get at it. Its name may be gone by now, so its digest tells."""
-    return any(descriptors.pread(fd, DIGEST_END - DIGEST_AT, DIGEST_AT))
+    """Whether weights lie in a file of the plan cache, where others can get at it. Its name may be gone by now, so its digest tells.
+    PlanError where the file has been cut before its digest."""
+    return any(_read(fd, DIGEST_END - DIGEST_AT, DIGEST_AT))
 
 
-def borrowed(fd: int) -> tuple[int, int, tuple[Borrowed, ...]]:
-    """Size, descriptor and pieces of the segment for a file, which is taken over, unless this raises: OSError, ResourceLimitError."""
-    nbytes, page = descriptors.fstat(fd).st_size, _control.PAGE
+def _read(fd: int, nbytes: int, offset: int) -> bytes:
+    data = descriptors.pread(fd, nbytes, offset)
+    if len(data) < nbytes:
+        raise PlanError("a file of weights has been cut while it was read. Try again")
+    return data
+
+
+def borrowed(fd: int, nbytes: int) -> tuple[int, int, tuple[Borrowed, ...]]:
+    """Size, descriptor and pieces of the segment for a file of `nbytes`, which is taken over, unless this raises: OSError,
+    ResourceLimitError, PlanError. From now on workers notice where the file is cut."""
+    page = _control.PAGE
     with Segment.create("weights", nbytes, memfd=True, holes=[(page, nbytes)] if nbytes > page else []) as segment:
-        segment.buf[:page] = descriptors.pread(fd, page, 0)
+        segment.buf[:page] = _read(fd, page, 0)
         segment.buf[DIGEST_AT:DIGEST_END] = (_MARKED if nbytes > page else _TORN).ljust(DIGEST_END - DIGEST_AT, b"\0")
         own = descriptors.dup(segment.fd)
     if nbytes > page:

@@ -34,6 +34,7 @@ class Publisher:
         """Record the result in the plan and its model, and add the plan to the control table.
 
         This takes over the received descriptors and closes the plan's segment. A plan that needs the values of inputs first gets no number.
+        PlanError where a segment, such as a file of weights that somebody has cut, is shorter than was announced.
         """
         model, result = plan.model, built.result
         _describe(plan, built)
@@ -52,10 +53,10 @@ class Publisher:
                 child_main.clear_arena(built.reused, plan_segment)
             owner = f"model {model.id}"
             while left:
-                role, _, fd = left[-1]
-                nbytes, pieces = descriptors.fstat(fd).st_size, tuple[Borrowed, ...]()
+                role, announced, fd = left[-1]
+                nbytes, pieces = weight_files.whole(model.name, role, announced, fd), tuple[Borrowed, ...]()
                 if role == "weights" and weight_files.is_file(fd):
-                    nbytes, fd, pieces = weight_files.borrowed(fd)
+                    nbytes, fd, pieces = weight_files.borrowed(fd, nbytes)
                 left.pop()
                 if role == "plan":
                     descriptors.close(fd)

@@ -69,7 +69,7 @@ class PlanStage(protocol.Message):
     within: WantedBucket | None = None
     """The bucket whose plan serves these shapes until now: results keep their bits."""
     stream: Keeping = ""
-    """As of `protocol.MakePlan`."""
+    """The purpose of kept activations, see `protocol.MakePlan`."""
 
     def key(self, build: str, digest: bytes, options: Sequence[Any]) -> str:
         """The name of the plan in the plan cache."""

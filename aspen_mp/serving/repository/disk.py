@@ -22,7 +22,8 @@ from msgspec import Meta
 from aspen_mp.client.arguments import MOST_INSTANCES
 from aspen_mp.control.wire.protocol import LEAST_SHARE, MOST_SHARE
 from aspen_mp.planner.job.options import Objective, Precision
-from aspen_mp.shm.errors import ConfigError
+from aspen_mp.shm.errors import AspenError, ConfigError, ResourceLimitError
+from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.system import filesystem
 
 MODEL: Final = "model.onnx"
@@ -95,14 +96,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_config(path: Path) -> Config:
-    """The configuration of a model; the defaults where there is no file. ConfigError names file and key."""
+    """The configuration of a model; the defaults where there is no file. ConfigError names file and key; else as `unreadable`."""
     try:
         with filesystem.open(path, encoding="utf-8") as file:
             return msgspec.convert(tomllib.loads(file.read()), Config)
     except FileNotFoundError:
         return Config()
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except (OSError, MemoryError, tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: BaseException) -> AspenError:
+    """The error to raise where a file of a repository cannot be read. It is ResourceLimitError where the system lacks something, so that a
+    later attempt may succeed, and ConfigError elsewhere."""
+    kind = ResourceLimitError if is_scarce(error) else ConfigError
+    return kind(f"{path} cannot be read: {reason(error) if isinstance(error, MemoryError) else error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +127,13 @@ class Found:
 @dataclass(slots=True)
 class Contents:
     """The result of a scan. `versions`: of each model, the newest first. `broken`: {model: why none of it can be read}. `unread`: sentences
-    about files that were meant to be read and are not."""
+    about files that were meant to be read and are not. `lacks`: whether some of `broken` failed for want of descriptors or memory: a later
+    scan may find it."""
 
     versions: dict[str, list[Found]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    lacks: bool = False
 
 
 def scan(root: Path) -> Contents:
@@ -140,12 +150,18 @@ def scan(root: Path) -> Contents:
             config = read_config(folder / CONFIG)
             versions = [found for each in _versions_of(folder) if (found := _found(folder.name, each, config)) is not None]
             contents.unread += _unread(folder, versions)
-        except (ConfigError, OSError) as error:
-            contents.broken[folder.name] = str(error)
+        except (ConfigError, ResourceLimitError, OSError, MemoryError) as error:
+            contents.broken[folder.name] = str(error) if isinstance(error, AspenError) else reason(error)
+            contents.lacks |= lacks(error)
             continue
         if versions:
             contents.versions[folder.name] = sorted(versions, key=lambda found: -found.version)
     return contents
+
+
+def lacks(error: BaseException) -> bool:
+    """Whether what has failed with this error is to be tried again later, though no file has changed."""
+    return isinstance(error, ResourceLimitError) or is_scarce(error)
 
 
 def _unread(folder: Path, versions: list[Found]) -> list[str]:
@@ -222,12 +238,14 @@ def _mode(path: Path) -> int:
 
 
 def _stamp(files: list[Path]) -> str:
-    """Tells contents of these files at different times apart."""
+    """Tells contents of these files at different times apart. OSError where the system lacks something, which changes no file."""
     parts = []
     for file in files:
         try:
             about = filesystem.stat(file)
-        except OSError:
+        except OSError as error:
+            if is_scarce(error):
+                raise
             continue
         parts.append(f"{file.name}:{about.st_ino}:{about.st_size}:{about.st_mtime_ns}")
     return "|".join(parts)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aspen_mp.client.signature import ValueInfo
 from aspen_mp.serving.protocol.inference import Call
-from aspen_mp.serving.repository.disk import Embeddings
+from aspen_mp.serving.repository.disk import Embeddings, unreadable
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.text import recipe
 from aspen_mp.serving.text.recipe import Recipe, Unsuitable
@@ -234,7 +234,7 @@ def normalized(vectors: Vectors) -> Vectors:
 def find(path: str, settings: Embeddings | None, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> Embedder | str:
     """The embedder of the model at `path`, or why it has none. It is looked for in the folder of the model.
 
-    ConfigError where `settings` ask for one and there is none, or where a file beside the model is broken.
+    ConfigError where `settings` ask for one and there is none; as `disk.unreadable` where a file beside the model cannot be read.
     """
     folder = Path(path).parent
     try:
@@ -255,6 +255,7 @@ def _tokenizer(path: Path) -> Any:
     except ModuleNotFoundError:
         raise Unsuitable("tokenizers is not installed. Install it beside the server: pip install 'aspen-mp[text]'") from None
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # of no class of its own
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        with filesystem.open(path, "rb") as file:
+            return Tokenizer.from_buffer(file.read())
+    except Exception as error:  # those of tokenizers have no class of their own
+        raise unreadable(path, error) from None

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from aspen_mp.client.signature import ValueInfo
-from aspen_mp.serving.repository.disk import Embeddings, Pooling
+from aspen_mp.serving.repository.disk import Embeddings, Pooling, unreadable
 from aspen_mp.shm.errors import ConfigError
 from aspen_mp.system import filesystem
 
@@ -63,7 +63,7 @@ class Recipe:
 
 
 def find(folder: Path, settings: Embeddings, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> Recipe:
-    """The recipe of the model in `folder`. Unsuitable, or ConfigError where a file beside it cannot be read."""
+    """The recipe of the model in `folder`. Unsuitable; as `disk.unreadable` where a file beside it cannot be read."""
     rows, columns = _sizes(inputs)
     output = _output(settings, outputs)
     names = tuple(info.name for info in inputs if info.name in INPUTS)
@@ -197,5 +197,5 @@ def _json(path: Path) -> Any:
     try:
         with filesystem.open(path, encoding="utf-8") as file:
             return json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except (OSError, MemoryError, ValueError, RecursionError) as error:
+        raise unreadable(path, error) from None

@@ -42,7 +42,10 @@ def run_graph(graph: Graph, feeds: Mapping[str, Any]) -> list[Any]:
     return [value(t) for t in graph.outputs]
 
 
-def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
+def run_node(
+    node: Node, inputs: Sequence[Any], outs: list[Any] | None = None, boxes: Sequence[tuple[list[int], list[int]]] | None = None
+) -> list[Any]:
+    """A node's outputs. `boxes`: only these parts of them are computed, into `outs`."""
     if node.op == "OPAQUE":
         return list(opaque_tile.Opaque(node.attrs["model"], node.name).run(inputs))
     shape, x, a = node.output.shape, inputs[0], node.attrs
@@ -57,7 +60,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         return [x[np.ix_(*index)]]
     if node.op == "concat":
         return [np.concatenate(inputs, a["axis"])]
-    outs = [np.full(t.shape, 99, t.dtype) for t in node.outputs]
+    outs = [np.full(t.shape, 99, t.dtype) for t in node.outputs] if outs is None else outs
     args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
     if node.op in {
         "CONV",
@@ -72,10 +75,10 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         "BCONV",
     }:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
-    error = _kernels.call(node.op, [*outs, *args], params(node), [0] * len(shape), shape)
-    assert error == 0, (
-        f"{node.op} {node.name!r} of {node.onnx_op}: kernel error {error}; {[(v.shape, v.dtype) for v in args if v is not None]} → {shape}"
-    )
+    for lo, hi in [([0] * len(shape), shape)] if boxes is None else boxes:
+        error = _kernels.call(node.op, [*outs, *args], params(node), lo, hi)
+        given = [(v.shape, v.dtype) for v in args if v is not None]
+        assert error == 0, f"{node.op} {node.name!r} of {node.onnx_op}: kernel error {error}; {given} → {shape}"
     return outs
 
 

@@ -19,6 +19,8 @@ MS: Final = 1_000_000
 S: Final = 1000 * MS
 LAST_S: Final = 0.9
 """Requests on idle connections are answered for so long after the end has begun; the server keeps them for a second."""
+SLOW_S: Final = 10.0
+"""How long a body may come at a low rate."""
 BOUND_S: Final = 200.0
 """No visitor waits longer."""
 
@@ -42,7 +44,7 @@ class Judge:
         """Judge the outcome of an inference."""
         self._count(who, f"infer {infer.name}", outcome)
         if outcome.how != "answered":
-            self.unknown.append((outcome.ended, infer.name))
+            self.unknown.append((outcome.connected or outcome.ended, infer.name))
             self._unanswered(who, infer.name, outcome, slow=slow)
         elif outcome.status == 200:
             self._right(who, infer, outcome)
@@ -59,7 +61,7 @@ class Judge:
             self._wrong(who, f"infer {infer.name}: the answer cannot be read ({error!r}): {outcome.body[:200]!r}", outcome)
             return
         version = int(document["model_version"])
-        self.succeeded.append((outcome.ended, (infer.name, version)))
+        self.succeeded.append((outcome.connected, (infer.name, version)))
         self.story.answered()
         if document["model_name"] != infer.name or (infer.version and version != infer.version) or document.get("id", "") != infer.id:
             self._wrong(who, f"infer {infer.name}/{infer.version or 'newest'}: another request's answer: {outcome.body[:200]!r}", outcome)
@@ -97,7 +99,7 @@ class Judge:
         return False
 
     def _is_explained(self, infer: Infer, outcome: Outcome, *, slow: bool) -> bool:
-        rates, status = self.story.choices.trouble.rates, outcome.status
+        rates, status = self.story.reasons, outcome.status
         if status == 400:
             return infer.spoiled
         if status == 404:
@@ -115,7 +117,8 @@ class Judge:
         if status == 429:
             return self.story.settings.queued < 100
         if status == 408:
-            return slow and "stop-process" in rates
+            small = "small-buffers" in rates and outcome.sent - outcome.connected >= SLOW_S * S  # on a machine that plans meanwhile
+            return small or "stop-anyone" in rates or (slow and "stop-process" in rates)  # the former stops visitors, too
         if status == 500 and b"has changed since" in outcome.body:  # a file that was replaced in its place cannot be planned any more
             contents = self.story.maintainer.disk.contents.values()
             return any(each.name == infer.name and each.until <= outcome.ended for each in contents)
@@ -160,13 +163,13 @@ class Judge:
         if outcome.how != "answered":
             self._unanswered(who, "", outcome)
             return
-        rates, status = self.story.choices.trouble.rates, outcome.status
+        rates, status = self.story.reasons, outcome.status
         allowed = {200} if statuses is None else set(statuses)
         if "/models/" in path and not path.endswith("load"):
             allowed |= {404, 503}
         if path.endswith(("/load", "/unload")):
             allowed |= {503} if self._stops_early(outcome) else set()
-        slow = rates.keys() - {"delays", "partial", "small-buffers", "kill-client"}
+        slow = rates - {"delays", "partial", "small-buffers", "kill-client"}
         if self._stopped_late(outcome) and (slow or not path.endswith("load")):  # loads are refused as soon as the end begins
             allowed.add(503)
         if path.startswith("/v2/health/ready"):
@@ -206,14 +209,15 @@ class Judge:
 
     def _could_refuse(self, outcome: Outcome) -> bool:
         return not any(
-            life.listens <= outcome.began and life.refused > outcome.ended and life.ended > outcome.ended
-            for life in self.story.servers.lives
+            life.listens <= outcome.began and min(life.refused, life.ended, life.fails) > outcome.ended for life in self.story.servers.lives
         )
 
     def _could_cut(self, outcome: Outcome, *, slow: bool) -> bool:
-        rates = self.story.choices.trouble.rates
+        rates = self.story.reasons
         since = outcome.connected
         for life in self.story.servers.lives:
+            if since <= life.ended and life.fails <= outcome.ended + S:
+                return True
             if life.lost and since <= life.ended <= outcome.ended + S:
                 return True
             if any(since <= died <= outcome.ended + S for died in life.deaths):
@@ -229,7 +233,7 @@ class Judge:
     def _is_owed(self, life: Life, outcome: Outcome) -> bool:
         """Whether a server that ends has to answer: the request was sent before, or soon after, on a connection that was there before."""
         soon = life.refused + int(LAST_S * S)
-        if "stop-process" in self.story.choices.trouble.rates:
+        if "stop-process" in self.story.reasons:
             soon = life.refused
         return (
             outcome.connected < life.refused

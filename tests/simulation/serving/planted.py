@@ -29,26 +29,12 @@ FAULTS: Final[dict[str, Planted]] = {
         "bytes before a request count as bytes of its headers",
         "a request that followed a large body was answered with 431",
     ),
-    "deaf-at-the-end": Planted(
-        f"{SERVING}.front_end",
-        "                self._end()  # and hear on: requests in flight may wait for what the supervisor has done\n",
-        "                break\n",
-        "a front end that ends does not hear its supervisor",
-        "loads and unloads at the end waited for the grace period, and failed",
-    ),
     "failed-for-good": Planted(
         f"{SERVING}.keeper",
-        "            if isinstance(error, ResourceLimitError | OSError):\n",
+        "            if isinstance(error, OSError) or lacks(error):\n",
         "            if False:\n",
         "a version that could not be loaded for want of descriptors is given up",
         "the same",
-    ),
-    "lost-in-the-queue": Planted(
-        f"{SERVING}.access.ending",
-        "        await self._take_on([sock for listener in listeners for sock in accept_all(listener)])\n",
-        "",
-        "connections that wait to be accepted when a server ends are lost",
-        "ends lost connections that had been made",
     ),
     "news-of-the-unready": Planted(
         f"{SERVING}.supervisor",
@@ -89,14 +75,14 @@ FAULTS: Final[dict[str, Planted]] = {
     ),
     "unwatched": Planted(
         f"{SERVING}.supervisor",
-        "            watch.read()\n            add()\n",
-        "            watch.read()\n",
+        "            watched = self._follow()",
+        "            watched = self._number > 0 or self._follow()",
         "new folders are not watched",
     ),
     "absent-for-ever": Planted(
         f"{SERVING}.supervisor",
-        '            self._absent = ""\n            self._tell_all()\n',
-        '            self._absent = ""\n',
+        "            self._present.set()\n            self._tell_all()\n",
+        "            self._present.set()\n",
         "front ends are not told that the runtime is there again",
     ),
     "all-succeed": Planted(

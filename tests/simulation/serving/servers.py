@@ -44,6 +44,7 @@ class Life:
         refused: When nobody could connect any more.
         ended: When its supervisor had ended.
         lost: Whether the supervisor was killed.
+        fails: When an error began to end it.
         reached: (time, number): the least catalogue that a front end may have served since then.
         deaths: When front ends were killed or failed.
         counts: {version: (succeeded, failed, pending)} of the ledger at the end.
@@ -55,6 +56,7 @@ class Life:
     refused: int = FOREVER
     ended: int = FOREVER
     lost: bool = False
+    fails: int = FOREVER
     told: list[Told] = field(default_factory=list)
     reached: list[tuple[int, int]] = field(default_factory=list)
     deaths: list[int] = field(default_factory=list)
@@ -150,6 +152,9 @@ class Servers:
                     self.story.history.note(f"{self.process.name} serves")
 
                 loops.runner(self.story.world)(supervisor.run(ready, lambda: None))
+            except BaseException:
+                life.fails = min(life.fails, now.now)
+                raise
             finally:
                 runtime.close()
         finally:
@@ -209,6 +214,11 @@ def observed_supervisor(story: ServeStory, life: Life) -> Any:
             served = {(each.name, each.version): each.stamp for each in catalogue.served}
             unserved = {each.name for each in catalogue.unserved}
             life.told.append(Told(story.world.scheduler.now, catalogue.number, served, bool(catalogue.absent), unserved))
+
+        def _over(self, task: Any) -> None:
+            super()._over(task)
+            if self._failure is not None:
+                life.fails = min(life.fails, story.world.scheduler.now)
 
         async def _start(self, ledger: int, part: int) -> Any:
             self.observed_ledger = ledger

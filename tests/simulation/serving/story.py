@@ -29,6 +29,18 @@ RATES: Final = {
     "small-buffers": (0.1, 1.0),
     "spurious": (0.01, 0.3),
 }
+WEATHER: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock")
+"""Kinds of events that come to servers. Their run directory stays: nobody looks for their runtimes by name."""
+MEANS: Final = {
+    "kill-anyone": {"kill-worker", "kill-planner", "kill-client"},
+    "stop-anyone": {"stop-process"},
+    "end-planner": {"kill-planner"},
+    "memory": {"scarce"},
+    "no-threads": {"scarce"},
+}
+"""What events and troubles explain as others do."""
+NO_THREADS: Final = 0.01, 0.2
+"""Rates of `no-threads`, as of `RATES`."""
 SETTLE_S: Final = 40.0
 """How long after the last change everything may take to be served."""
 START_S: Final = 1.0
@@ -80,7 +92,19 @@ class ServeStory(story.Story):
                 choices.trouble.rates[kind] = low * (high / low) ** share
 
     def _draw_weather(self) -> weather.Weather:
-        return weather.Weather(self.world, (), 1.0)
+        chance, options = random.Random(self.options.seed * 1_000_003 + 47), self.options
+        fair = chance.random() < 0.6  # the others show what must hold where nothing is in the way
+        if not fair and chance.random() < 0.2 and options.trouble and "no-threads" not in options.without:
+            low, high = NO_THREADS
+            self.choices.trouble.rates["no-threads"] = low * (high / low) ** chance.random()
+        kinds = tuple(kind for kind in WEATHER if not fair and chance.random() < 0.2 and options.trouble and kind not in options.without)
+        return weather.Weather(self.world, kinds, 0.1 * 40 ** chance.random())
+
+    @property
+    def reasons(self) -> set[str]:
+        """Kinds of trouble that explain what visitors see."""
+        given = {*self.choices.trouble.rates, *self.weather.kinds}
+        return given.union(*(MEANS.get(kind, set()) for kind in given))
 
     # ---- processes
 
@@ -91,7 +115,7 @@ class ServeStory(story.Story):
         try:
             main()
         except (errors.AspenError, OSError, RuntimeError) as error:
-            rates = self.choices.trouble.rates
+            rates = self.reasons
             kind = type(error).__name__
             text = f"{kind}: {error}"
             if not ("scarce" in rates or ("kill-planner" in rates and isinstance(error, errors.RuntimeLost | errors.RuntimeNotFound))):
@@ -142,6 +166,7 @@ class ServeStory(story.Story):
             scheduler.later(int(after_s * 1e9), lambda: self.choices.quiet or self.servers.term())
             if self.settings.repository:
                 scheduler.later(int((after_s - 0.2) * 1e9), lambda: self.living.append(world.start("client", self._call_late)))
+        self.weather.begin()
         scheduler.run(self.options.steps, until=self._over)
         self._quieten()
         if self._rest("visitors do not come to an end", story.BOUND_S):
@@ -149,6 +174,7 @@ class ServeStory(story.Story):
 
     def _quieten(self) -> None:
         self.choices.quiet = True
+        self.weather.stop()
         for process in list(self.world.processes.values()):
             process.go_on()
 

@@ -7,25 +7,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Final
-
-KINDS: Final = (
-    "delays",
-    "partial",
-    "scarce",
-    "kill-worker",
-    "kill-planner",
-    "kill-client",
-    "kill-child",
-    "stop-process",
-    "preempt",
-    "small-buffers",
-    "clock-jumps",
-    "damage-cache",
-    "memory-pressure",
-    "cores-change",
-)
-"""Kinds of trouble."""
 
 
 @dataclass(slots=True)

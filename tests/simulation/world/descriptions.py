@@ -236,6 +236,7 @@ class Listener(Description):
         self.owner = (owner.pid, owner.uid)
         self.pending: deque[Stream] = deque()
         self.closed = False
+        self.since = world.scheduler.now
         self.filtered = False
         """Whether nobody can connect any more; those who wait to be accepted stay."""
 

@@ -82,6 +82,10 @@ def install(world: World) -> None:
     pools._global_shutdown_lock = names["Lock"]()  # type: ignore[attr-defined]
     pools.queue = ModuleType("queue")  # type: ignore[attr-defined]
     _replace(pools.queue, {"SimpleQueue": names["SimpleQueue"], "Empty": __import__("queue").Empty})
+    from aspen_mp.control.planning import plan_cache
+
+    plan_cache.build = lambda: "simulated"  # else names in the cache would tell of the files of this installation
+    pools._worker = worker  # type: ignore[assignment]
     from aspen_mp.workers import process, topology
 
     _replace(process, rooms.worker_process(world))
@@ -91,6 +95,24 @@ def install(world: World) -> None:
     native = Native(world)
     world.native = native
     world.scheduler.before = native.before
+
+
+def worker(executor: Any, queue: Any, *_: Any) -> None:
+    """The work of a thread of an executor, in the same steps for all versions of Python. `executor`: a weak reference."""
+    while True:
+        item = queue.get(block=True)
+        if item is not None:
+            item.run()
+            del item
+            if (there := executor()) is not None:
+                there._idle_semaphore.release()
+            del there
+            continue
+        there = executor()
+        if there is None or there._shutdown:
+            queue.put(None)
+            return
+        del there
 
 
 def guard(world: World) -> None:

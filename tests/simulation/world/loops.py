@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -202,9 +202,18 @@ def _forget_garbage(world: World) -> None:
     LoopResults.__init__, LoopResults.__del__ = made, gone  # type: ignore[method-assign]
 
 
+async def wait_for(awaited: Awaitable[Any], timeout: float | None) -> Any:
+    """As `asyncio.wait_for`, in the same steps for all versions of Python."""
+    async with asyncio.timeout(timeout):
+        return await awaited
+
+
 def install(world: World) -> None:
     """Give asyncio the world's threads, and each task its own running loop."""
     _forget_garbage(world)
+    asyncio.wait_for = wait_for  # type: ignore[assignment]
+    transport = importlib.import_module("asyncio.selector_events")._SelectorSocketTransport
+    transport.writelines = lambda self, parts: self.write(b"".join(parts))  # as in Python 3.11
     import asyncio.base_events as base
 
     from simulation.world import threads

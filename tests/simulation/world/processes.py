@@ -41,6 +41,8 @@ class Process:
         self.alive = True
         self.status = 0
         self.reaped = False
+        self.terminated = False
+        """Whether chance has told it to end."""
         self.stopped = False
         self.reported_stop = False
         self.held: list[Task] = []

@@ -324,6 +324,7 @@ def filesystem(world: World) -> dict[str, Any]:
 
     def listdir(path: Any = ".") -> list[str]:
         process = world.enter("listdir")
+        world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
         if path == "/proc/self/fd":
             return [str(number) for number in sorted(process.table)]
         return sorted(os.listdir(path))
@@ -333,6 +334,7 @@ def filesystem(world: World) -> dict[str, Any]:
 
         def __init__(self, path: Any) -> None:
             world.enter("scandir")
+            world.scarce("a descriptor", errno.EMFILE, errno.ENFILE)
             with os.scandir(path) as entries:
                 self._entries = sorted(entries, key=lambda entry: entry.name)
 

@@ -310,7 +310,7 @@ def make(world: World) -> dict[str, Any]:
             return self.gettimeout() != 0.0 and not flags & socket.MSG_DONTWAIT
 
         def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, address: Any = None) -> int:
-            world.enter("sendmsg")
+            world.enter("send")
             stream = self._stream()
             data = b"".join(bytes(each) for each in buffers)
             fds = array.array("i")

@@ -188,7 +188,7 @@ def make(world: World) -> dict[str, Any]:
             self._ends = Waiters(scheduler)
 
         def start(self) -> None:
-            if world.choices.happens("scarce"):
+            if world.choices.happens("scarce") or world.choices.happens("no-threads"):
                 raise RuntimeError("can't start new thread")
             process = world.here
             self._task = scheduler.start(self.name, process, lambda: self._live(process))

@@ -57,6 +57,10 @@ class World:
         self.globals: Any = None
         self.native: Any = None
         self._counts: Counter[str] = Counter()
+        self.at_call: Callable[[Process, str], None] | None = None
+        """Called at each call of the system, with its name, where events come at certain calls."""
+        self.renamed: dict[str, int] = {}
+        """Names that files have got, in their order: names themselves may tell of versions, folders and stamps of this machine."""
         self._pid = 1000
         self._last: Process | None = None
         while os.open(os.devnull, os.O_RDWR) < LEAST:  # low numbers are those of children's sockets
@@ -138,6 +142,8 @@ class World:
         process = self.here
         choices = self.choices
         self.scheduler.advance(CALL_NS)
+        if self.at_call is not None and not choices.quiet:
+            self.at_call(process, name)
         if not choices.quiet and choices.trouble.rates:
             if choices.happens(f"kill-{process.kind}"):
                 self.history.note(f"{process.name} is killed at {name}")
@@ -215,6 +221,7 @@ class World:
         old = ("src_dir_fd", "dir_fd")
         self._tell_watches(path, next((named[name] for name in old if name in named), None), 0x40 if arguments else 0x200)
         if arguments:
+            self.renamed[os.path.basename(arguments[0])] = len(self.renamed)
             self._tell_watches(arguments[0], named.get("dst_dir_fd"), 0x80)
 
     def folder_goes(self, folder: Path) -> None:

@@ -40,7 +40,7 @@ static struct box hull(const struct box *a, const struct box *b, int64_t rank) {
   return h;
 }
 
-/* Adds a box to a list. It is joined with a box where their hull is no larger than both, and in any case where the list is full. */
+/* Adds a box to a list. It is joined with a box if their hull is not larger than both together, and in any case if the list is full. */
 static void add(struct list *list, struct box b, int64_t rank) {
   for (int again = 1; again;) {
     again = 0;
@@ -78,7 +78,8 @@ static int through(const struct map *m, int64_t lo, int64_t hi, struct box *out)
   return out->lo[m->out_axis] < out->hi[m->out_axis];
 }
 
-/* A step's words: their number, the output's rank and lengths, the work of an element as the bits of a double, the tile grid, the reads. */
+/* A step's words are their number, the output's rank and lengths, the work of an element, the tile grid, and the reads. The work has the
+ * bits of a double. */
 struct step {
   int64_t rank, axes;
   const int64_t *dims;

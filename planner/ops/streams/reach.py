@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from aspen_mp.planner.ir.graph import Node, Shape
@@ -13,7 +14,7 @@ from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, each
 from aspen_mp.shm.tables import LIMITS, NUMBERS
 
 NAME = "REACH"
-BOXES, WORDS = NUMBERS["REACH_BOXES"], NUMBERS["REACH_WORDS"]
+LINE, BOXES, WORDS = NUMBERS["REACH_LINE"], NUMBERS["REACH_BOXES"], NUMBERS["REACH_WORDS"]
 PART_WORDS = 2 * LIMITS["tile_axes"]
 COUNTS = 4
 """Tiles that run, all tiles, operations of the parts that run, all operations."""
@@ -56,7 +57,7 @@ def _grid(words: _Words, dims: Sequence[int]) -> int:
         words.take("a grain", 1, LIMIT)
         distances.append(words.take("a distance of tiles", 0, LIMIT))
         cuts = [words.take("a cut", 0, length) for _ in range(cells[-1] + 1)]
-        if cuts[0] != 0 or cuts[-1] != (length if cells[-1] else 0) or any(a >= b for a, b in zip(cuts, cuts[1:], strict=False) if length):
+        if cuts[0] != 0 or cuts[-1] != (length if cells[-1] else 0) or any(a >= b for a, b in pairwise(cuts) if length):
             raise Misfit("cuts of an axis", cuts, f"rising from 0 to {length}")
     tiles = prod(cells)
     last = sum((n - 1) * d for n, d in zip(cells, distances, strict=True))
