@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ class Clip:
 
 def side_of(share: float, height: int, width: int) -> int:
     """The side of a square that covers a share of a picture."""
-    return min(round((share * height * width) ** 0.5), height, width)
+    return min(round(math.sqrt(share * height * width)), height, width)
 
 
 def _bounced(way: int, length: int) -> int:

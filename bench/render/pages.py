@@ -187,7 +187,7 @@ def stream(item: Published) -> str:
     kinds = [f"{what}, {kind}" for kind in ("same bits", "rounding differs") for what in ("stream ms", "speedup", "bound")]
     memory = "; ".join(f"{networks.name(r.case)} {r.bytes['bits'] / 2**20:.0f} MiB" for r in item.record.result)
     wrong = sum(r.wrong for r in item.record.result)
-    text = f"Shared memory of one stream: {memory}. Of the last frames of all rows, {wrong} had other bits than a new stream's first frame."
+    text = f"Shared memory of one stream: {memory}. {wrong} rows ended with other bits than a new stream's first frame has."
     return table(["network", "changed, %", "whole frame, ms", *kinds], rows) + f"\n\n{text}"
 
 

@@ -30,7 +30,7 @@ def mask_of_blocks(blocks: npt.ArrayLike, block: int, shape: tuple[int, int]) ->
     marks = np.asarray(blocks) != 0
     if block < 1 or marks.ndim != _PICTURE_AXES or any(n != -(-length // block) for n, length in zip(marks.shape, shape, strict=True)):
         raise RequestError(f"blocks of shape {marks.shape} and {block} pixels do not cover a picture of shape {tuple(shape)}")
-    return marks.repeat(block, 0).repeat(block, 1)[: shape[0], : shape[1]]
+    return np.asarray(marks.repeat(block, 0).repeat(block, 1)[: shape[0], : shape[1]], bool)
 
 
 def changed_pixels(previous: npt.ArrayLike, frame: npt.ArrayLike, tol: float = 0.0) -> Mask:
