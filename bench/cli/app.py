@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, serve, stacks, torch
+from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, serve, stacks, stream, torch
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ for _command, *_calls in (
         "bench stacks --batches 1,8",
         "bench stacks --table",
     ),
+    (stream.stream, "bench stream", "bench stream yolov3@image=640 --percent 0,1,5 --rounds 5"),
     (figures.sizes, "bench sizes resnet50 mobilenet_v2", "bench sizes detector.onnx --multiple 32"),
     (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
     (

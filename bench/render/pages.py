@@ -176,6 +176,25 @@ def sizes(item: Published) -> str:
     return f"{text}\n\n{table(one, rows)}\n\nAll sizes together:\n\n{table(every, sums)}"
 
 
+def stream(item: Published) -> str:
+    rows = []
+    for r in item.record.result:
+        for p in r.parts:
+            cells = [networks.name(r.case), f"{p.percent:g}", number(median(p.whole_ms))]
+            for kind in ("bits", "values"):
+                cells += [number(median(p.stream_ms[kind])), f"{p.speedup(kind):.2f}", _bound(p.bound(kind))]
+            rows.append(cells)
+    kinds = [f"{what}, {kind}" for kind in ("same bits", "rounding differs") for what in ("stream ms", "speedup", "bound")]
+    memory = "; ".join(f"{networks.name(r.case)} {r.bytes['bits'] / 2**20:.0f} MiB" for r in item.record.result)
+    wrong = sum(r.wrong for r in item.record.result)
+    text = f"Shared memory of one stream: {memory}. {wrong} rows ended with other bits than a new stream's first frame has."
+    return table(["network", "changed, %", "whole frame, ms", *kinds], rows) + f"\n\n{text}"
+
+
+def _bound(bound: float | None) -> str:
+    return "nothing runs" if bound is None else f"{bound:.2f}"
+
+
 def agreement(item: Published) -> str:
     rows = [
         [
@@ -252,6 +271,16 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "Pictures of ever new sizes",
         "Every picture has another size, and no plan exists when the first one comes. Then the same pictures come again.",
         {"sizes": sizes},
+    ),
+    "streams": (
+        "Frames of which a part has changed",
+        "The changed part is one square at a random place with new pixels, which is kinder than many small ones. "
+        "Networks have random weights, and a camera that adds noise to every pixel changes the whole frame. "
+        "The whole frame runs by the model's ordinary plan, in turns with the streams in one process. "
+        "The bound is what the speedup would be if only arithmetic took time: the whole frame's multiplications by those that ran. "
+        "Where rounding may differ, only receptive fields count. "
+        "With the same bits, the blocks of Winograd's algorithm run whole.",
+        {"stream": stream},
     ),
     "accuracy": (
         "Rounding errors",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
+from aspen_mp.bench import churn, clients, elastic, errors, frames, prediction, storm
 from aspen_mp.bench.coexecution.contention import ContentionResult
 from aspen_mp.bench.coexecution.coplans import CoplansResult
 from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
@@ -55,6 +55,7 @@ RESULTS: dict[str, Any] = {
     "storm": storm.Storm,
     "churn": churn.Churn,
     "clients": clients.ClientsResult,
+    "stream": list[frames.StreamResult],
     "agreement": list[errors.Row],
     "prediction": list[prediction.Row],
 }

@@ -324,6 +324,18 @@ def test_bench_churn(tmp_path: Path) -> None:
     assert "none lost, none wrong" in ok("bench", "churn", "squeezenet1_1@image=64", "--changes", 1, "--workers", 2)
 
 
+def test_bench_stream(tmp_path: Path) -> None:
+    (report,) = recorded(tmp_path, "stream", "yolov3@image=64", "--percent", "0,5,100", "--rounds", 1)
+    assert [part.percent for part in report.parts] == [0, 5, 100]
+    assert report.wrong == 0
+    for kind in ("bits", "values"):
+        assert report.parts[0].work[kind] == 0
+        assert 0 < report.parts[1].work[kind] <= report.parts[2].work[kind] <= 1
+        assert report.bytes[kind] > 0
+    assert cli("bench", "stream", "yolov3@image=64", "--percent", "101").returncode == 2
+    assert cli("bench", "stream", "bert_base", "--percent", "0").returncode == 2
+
+
 def test_bench_kernels(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     options = ("--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file, "--keep-disturbed")
