@@ -294,24 +294,38 @@ class Model(Submission):
 
     # ---- frames that follow each other
 
-    def stream(self, *, same_bits: bool = True) -> ModelStream:
+    def stream(
+        self, tol: float | Mapping[str, float] = 0.0, *, noise: float = 0.0, refresh: int = 0, same_bits: bool | None = None
+    ) -> ModelStream:
         """Return a stream: requests of which each runs only what differs from the one before, such as the frames of a video.
 
         A stream keeps all activations in shared memory (`ModelStream.nbytes`), until it is closed. Any number of streams share the model's
         weights and plans.
 
         Args:
+            tol: The largest difference of an element that counts as none, in units of the input: for all inputs, or {input: difference}. A
+                block of the input without a larger difference stays as it was. So differences do not add up from frame to frame. It
+                applies to float32, float64 and integers of 8 and 16 bits; elements of other types always count when they differ.
+            noise: The tolerance as a multiple of the standard deviation of the input's noise, which the stream estimates over the second to
+                the ninth frame. A frame has millions of elements, so 8 is a good choice. The larger one of both tolerances counts.
+            refresh: Every `refresh`-th frame runs whole, after it has run as the others do. Both results are compared
+                (`FrameReport.error`), and the whole one is returned. 0: no frame does.
             same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
                 from these by rounding errors, as those of two algorithms do. With Winograd's algorithm, which most convolutions use, the
-                rounding errors of a block depend on the whole block. So less has to run then.
+                rounding errors of a block depend on the whole block. So less has to run then. None: True without a tolerance.
 
         Raises:
-            RequestError: The model has been unloaded.
+            RequestError: The model has been unloaded, or has no such input.
+            TypeError, ValueError: An argument is none of these.
         """
         from aspen_mp.client.streams.model_stream import ModelStream
+        from aspen_mp.client.streams.tolerance import checked
 
         self._check_there()
-        return ModelStream(self, same_bits=arguments.flag("same_bits", same_bits))
+        tolerance = checked(tol, noise, refresh)
+        self.check_names(tolerance.names())
+        same = tolerance.exact if same_bits is None else arguments.flag("same_bits", same_bits)
+        return ModelStream(self, same_bits=same, tolerance=tolerance)
 
     def arguments(
         self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None

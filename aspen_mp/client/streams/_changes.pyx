@@ -11,8 +11,18 @@ cdef extern from "changes.h" nogil:
         int64_t image, top, bottom, left, right
     int64_t aspen_blocks_down(const aspen_image *)
     int64_t aspen_blocks_across(const aspen_image *)
-    int64_t aspen_compare(const aspen_image *, const char *, char *, uint8_t *)
+    enum: ASPEN_FAR_BITS, ASPEN_FAR_F32, ASPEN_FAR_F64, ASPEN_FAR_U8, ASPEN_FAR_I8, ASPEN_FAR_U16, ASPEN_FAR_I16
+    int64_t aspen_compare(const aspen_image *, const char *, char *, uint8_t *, int, double)
     int64_t aspen_boxes(const aspen_image *, uint8_t *, uint8_t *, aspen_block_box *, int64_t)
+
+FAR = {
+    "float32": ASPEN_FAR_F32,
+    "float64": ASPEN_FAR_F64,
+    "uint8": ASPEN_FAR_U8,
+    "int8": ASPEN_FAR_I8,
+    "uint16": ASPEN_FAR_U16,
+    "int16": ASPEN_FAR_I16,
+}
 
 
 cdef class Images:
@@ -22,8 +32,10 @@ cdef class Images:
     cdef uint8_t *spare
     cdef aspen_block_box *box
     cdef int64_t most
+    cdef int type
 
-    def __init__(self, sides, rows, columns, most):
+    def __init__(self, sides, rows, columns, most, dtype=""):
+        self.type = FAR.get(dtype, ASPEN_FAR_BITS)
         self.g.batch, self.g.outer, self.g.height, self.g.between, self.g.width, self.g.inner = sides
         self.g.rows, self.g.columns, self.most = rows, columns, most
         self.nbytes = self.g.batch * self.g.outer * self.g.height * self.g.between * self.g.width * self.g.inner
@@ -55,12 +67,13 @@ cdef class Images:
             found.append((images, rows, columns))
         return found
 
-    def update(self, const uint8_t[::1] array, uint8_t[::1] kept):
+    def update(self, const uint8_t[::1] array, uint8_t[::1] kept, double tol=0.0):
         cdef int64_t marked
+        cdef int type = self.type if tol > 0 else ASPEN_FAR_BITS
         if array.shape[0] != self.nbytes or kept.shape[0] != self.nbytes:
             raise ValueError(f"arrays of {array.shape[0]} and {kept.shape[0]} bytes, instead of {self.nbytes}")
         with nogil:
-            marked = aspen_compare(&self.g, <const char *>&array[0], <char *>&kept[0], self.marks)
+            marked = aspen_compare(&self.g, <const char *>&array[0], <char *>&kept[0], self.marks, type, tol)
         return self._found() if marked else []
 
     def cover(self, const uint8_t[::1] marks):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.streams._changes import Images
+from aspen_mp.client.streams.tolerance import EXACT, InputNoise, Tolerance, applies
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestError
@@ -34,9 +35,12 @@ Changed = Array | Sequence[Box]
 class ChangedInput:
     """One input of a plan that keeps activations."""
 
-    def __init__(self, slot: protocol.Slot, kept: Array, bounds: npt.NDArray[np.int32]) -> None:
+    def __init__(self, slot: protocol.Slot, kept: Array, bounds: npt.NDArray[np.int32], tolerance: Tolerance = EXACT) -> None:
         """`kept`: the input in the request's region. `bounds`: where the boxes of what changed go, as REACH reads them."""
         self.name = slot.name
+        self._tol = tolerance.of(slot.name) if applies(slot.dtype) else 0.0
+        self._multiple = tolerance.noise if applies(slot.dtype) else 0.0
+        self._noise = InputNoise()
         self._shape = tuple(slot.shape)
         self._object = slot.dtype == "object"
         self._kept = kept
@@ -53,16 +57,28 @@ class ChangedInput:
         return self._write([(0,) * len(self._shape)], [self._shape])
 
     def compare(self, value: Any) -> float:
-        """Take the next frame's value. Return the share of elements in boxes that hold all that changed."""
+        """Take the next frame's value. Return the share of elements in boxes that hold all that changed by more than the tolerance. What
+        else changed is not taken."""
         if self._object or not self._kept.flags.c_contiguous:
             return self.start(value)
         if not self._kept.nbytes:
             return self._write([], [])
         if self._images is None:
-            self._images = _images(self._shape or (1,), self._axes, self._kept.itemsize)
-        array = np.ascontiguousarray(value)
-        found = self._images.update(array.reshape(-1).view(np.uint8), self._kept.reshape(-1).view(np.uint8))
+            self._images = _images(self._shape or (1,), self._axes, self._kept.dtype)
+        array = np.require(value, requirements=("C", "A"))
+        tol = self._tolerated(array)
+        found = self._images.update(array.reshape(-1).view(np.uint8), self._kept.reshape(-1).view(np.uint8), tol)
         return self._write(*self._in_full(found, one_by_one=len(self._shape) >= IMAGE_AXES))
+
+    def _tolerated(self, value: Array) -> float:
+        """The largest difference that counts as none. Frames from which noise is estimated are taken whole."""
+        if not self._multiple:
+            return self._tol
+        deviation = self._noise.deviation
+        if deviation is None:
+            self._noise.see(self._kept, value)
+            return 0.0
+        return max(self._tol, self._multiple * deviation)
 
     def take(self, value: Any, changed: Changed | None) -> float:
         """Take the next frame's value, of which the caller says what changed: None for nothing. Only that is copied."""
@@ -154,13 +170,13 @@ def _image_axes(shape: Sequence[int]) -> tuple[int, int]:
     return (longest[0], longest[-1]) if longest else (0, 0)
 
 
-def _images(shape: Sequence[int], axes: tuple[int, int], item: int) -> Images:
-    down, across = axes
+def _images(shape: Sequence[int], axes: tuple[int, int], dtype: np.dtype[Any]) -> Images:
+    (down, across), item = axes, dtype.itemsize
     if down == across:  # a row
         inner, length = prod(shape[across + 1 :]) * item, shape[across]
-        return Images((1, prod(shape[:across]), 1, 1, length, inner), 1, max(1, BLOCK_BYTES // inner), BOXES)
+        return Images((1, prod(shape[:across]), 1, 1, length, inner), 1, max(1, BLOCK_BYTES // inner), BOXES, dtype.name)
     inner = prod(shape[across + 1 :]) * item
     batch = shape[0] if len(shape) >= IMAGE_AXES else 1
     outer, between = prod(shape[:down]) // batch, prod(shape[down + 1 : across])
     columns = max(1, BLOCK_BYTES // inner)
-    return Images((batch, outer, shape[down], between, shape[across], inner), BLOCK_ROWS, columns, BOXES)
+    return Images((batch, outer, shape[down], between, shape[across], inner), BLOCK_ROWS, columns, BOXES, dtype.name)

@@ -3,7 +3,7 @@
  * An array is seen as images [batch][outer][height][between][width][inner] of bytes; any of these may be 1. A block has a few rows and
  * columns, and all of `outer`, `between` and `inner`. The array before takes over what differs.
  *
- *     aspen_compare()   marks blocks that differ, and copies them
+ *     aspen_compare()   marks blocks that differ by more than a tolerance, and copies them
  *     aspen_boxes()     covers marked blocks with few boxes
  */
 #ifndef ASPEN_CHANGES_H
@@ -19,10 +19,45 @@ struct aspen_image {
 static inline int64_t aspen_blocks_down(const struct aspen_image *g) { return (g->height + g->rows - 1) / g->rows; }
 static inline int64_t aspen_blocks_across(const struct aspen_image *g) { return (g->width + g->columns - 1) / g->columns; }
 
-/* Marks blocks of `seen` where `from` differs from `to`, and makes `to` equal to `from`. Returns how many blocks are marked. Whole rows are
- * compared first, because most are the same. */
-static inline int64_t aspen_compare(const struct aspen_image *g, const char *from, char *to, uint8_t *seen) {
+/* Whether any of some numbers differs from its like by more than `tol`. What is not a number always does. `bytes`: of all of them. */
+typedef int aspen_far(const char *from, const char *to, int64_t bytes, double tol);
+
+#define ASPEN_FAR(NAME, TYPE, WIDE)                                                                                                \
+  static int aspen_far_##NAME(const char *from, const char *to, int64_t bytes, double tol) {                                       \
+    const TYPE *a = (const TYPE *)from, *b = (const TYPE *)to;                                                                     \
+    const WIDE most = (WIDE)tol;                                                                                                   \
+    int far = 0;                                                                                                                   \
+    for (int64_t i = 0; i < bytes / (int64_t)sizeof *a; i++) {                                                                     \
+      const WIDE by = (WIDE)a[i] - (WIDE)b[i];                                                                                     \
+      far |= !(by <= most) | !(-by <= most);                                                                                       \
+    }                                                                                                                              \
+    return far;                                                                                                                    \
+  }
+ASPEN_FAR(f32, float, float)
+ASPEN_FAR(f64, double, double)
+ASPEN_FAR(u8, uint8_t, int32_t)
+ASPEN_FAR(i8, int8_t, int32_t)
+ASPEN_FAR(u16, uint16_t, int32_t)
+ASPEN_FAR(i16, int16_t, int32_t)
+
+static inline int aspen_far_bits(const char *from, const char *to, int64_t bytes, double tol) {
+  (void)tol;
+  return memcmp(from, to, (size_t)bytes) != 0;
+}
+
+/* Types of elements that have a tolerance; elements of others differ when their bits do. */
+enum aspen_far_type { ASPEN_FAR_BITS = 0, ASPEN_FAR_F32, ASPEN_FAR_F64, ASPEN_FAR_U8, ASPEN_FAR_I8, ASPEN_FAR_U16, ASPEN_FAR_I16 };
+
+static inline aspen_far *aspen_far_of(int type) {
+  static aspen_far *const all[] = {aspen_far_bits, aspen_far_f32, aspen_far_f64, aspen_far_u8, aspen_far_i8, aspen_far_u16, aspen_far_i16};
+  return all[type];
+}
+
+/* Marks blocks of `seen` where `from` differs from `to` by more than `tol`, and copies rows of such blocks to `to`. So `to` is nowhere
+ * farther from `from` than `tol`. Returns how many blocks are marked. Whole rows are compared first, because most are close. */
+static inline int64_t aspen_compare(const struct aspen_image *g, const char *from, char *to, uint8_t *seen, int type, double tol) {
   const int64_t across = aspen_blocks_across(g), down = aspen_blocks_down(g), line = g->width * g->inner, step = g->columns * g->inner;
+  aspen_far *const far = aspen_far_of(type);
   int64_t marked = 0;
   memset(seen, 0, (size_t)(g->batch * down * across));
   for (int64_t n = 0; n < g->batch; n++)
@@ -30,10 +65,10 @@ static inline int64_t aspen_compare(const struct aspen_image *g, const char *fro
       for (int64_t h = 0; h < g->height; h++)
         for (int64_t m = 0; m < g->between; m++, from += line, to += line) {
           uint8_t *row = seen + (n * down + h / g->rows) * across;
-          if (!memcmp(from, to, (size_t)line)) continue;
+          if (!far(from, to, line, tol)) continue;
           for (int64_t w = 0, at = 0; w < across; w++, at += step) {
             const int64_t bytes = at + step < line ? step : line - at;
-            if (!memcmp(from + at, to + at, (size_t)bytes)) continue;
+            if (!memcmp(from + at, to + at, (size_t)bytes) || !far(from + at, to + at, bytes, tol)) continue;
             memcpy(to + at, from + at, (size_t)bytes);
             row[w] = 1;
           }

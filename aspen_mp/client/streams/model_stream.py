@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
 from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share
+from aspen_mp.client.streams.tolerance import EXACT, Tolerance, distance
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
 from aspen_mp.shm.tables import NUMBERS
@@ -55,11 +56,14 @@ class FrameReport:
         changed (float): The share of the inputs' elements in boxes that hold all that changed.
         tiles (float): The share of the plan's tiles that ran, whole or in part.
         work (float): The share of the plan's arithmetic that ran.
+        error (float | None): The largest difference of an output from that of the same frame run whole, by the range of the output's values.
+            It is that of the latest frame that ran both ways (`refresh` of `Model.stream`). None before the first one.
     """
 
     changed: float
     tiles: float
     work: float
+    error: float | None = None
 
 
 NOTHING: Final = FrameReport(0.0, 0.0, 0.0)
@@ -73,9 +77,12 @@ class ModelStream:
     are given; any thread may give them.
     """
 
-    def __init__(self, model: Streamed, *, same_bits: bool) -> None:
+    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT) -> None:
         self._model = model
         self._kind: Keeping = "bits" if same_bits else "values"
+        self._tolerance = tolerance
+        self._since = 0  # frames since the last one that ran whole
+        self._error: float | None = None
         self._turn = threads.RLock()  # one frame at a time
         self._queueing = threads.Lock()  # guards `_queue`, `_queued`
         self._owner = processes.getpid()
@@ -321,9 +328,30 @@ class ModelStream:
         copy: bool,
     ) -> Results:
         """Run a frame on a stage, which may be another one than the last frame's. `terms`: urgency, seconds, and what cancels it."""
-        urgency, timeout, stop = terms
         if stage is not self._stage or processes.getpid() != self._owner:
             self._take_up(stage)
+        refresh = self._tolerance.refresh
+        if not refresh or not self._valid or self._since + 1 < refresh:
+            return self._pass(stage, arrays, changed, terms, copy)
+        began, (urgency, timeout, stop) = clock.monotonic(), terms
+        near = self._pass(stage, arrays, changed, terms, copy=True)
+        self._valid = False
+        left = None if timeout is None else max(0.0, timeout - (clock.monotonic() - began))
+        whole = self._pass(stage, arrays, None, (urgency, left, stop), copy)
+        self._error = distance(near, whole)
+        self._last = replace(EVERYTHING, error=self._error)
+        return whole
+
+    def _pass(
+        self,
+        stage: Stage,
+        arrays: Mapping[str, Any],
+        changed: Changes | None,
+        terms: tuple[Urgency, float | None, RequestStop | None],
+        copy: bool,
+    ) -> Results:
+        """Run a frame once, whole if the region does not hold the one before."""
+        urgency, timeout, stop = terms
         region = self._region
         assert region is not None
         was_valid, self._valid = self._valid, False
@@ -335,8 +363,9 @@ class ModelStream:
         else:
             parts = {one.name: one.take(arrays[one.name], changed.get(one.name)) for one in self._inputs}
         part = share(self._inputs, parts, self._sizes)
+        self._since = self._since + 1 if was_valid else 0
         if was_valid and not any(parts.values()):
-            self._last, self._valid = NOTHING, True
+            self._last, self._valid = replace(NOTHING, error=self._error), True
             return stage.kept_results(region, copy=copy)
         done = False
         try:
@@ -349,7 +378,7 @@ class ModelStream:
             raise stage.late(timeout)
         tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
         reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
-        self._last = reached if was_valid else EVERYTHING
+        self._last = replace(reached if was_valid else EVERYTHING, error=self._error)
         self._valid = True
         return results
 
@@ -362,7 +391,7 @@ class ModelStream:
         bounds = region.inputs[-1]
         *slots, changes = stage.planned.inputs
         self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
-        self._inputs = [ChangedInput(slot, view, bounds[k]) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
+        self._inputs = [ChangedInput(slot, view, bounds[k], self._tolerance) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 
     def _let_go(self) -> None:

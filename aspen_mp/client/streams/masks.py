@@ -1,4 +1,4 @@
-"""Masks for `ModelStream.run` that say what changed in a picture: from blocks, from a tolerance, from motion vectors."""
+"""Masks for `ModelStream.run` that say what changed in a picture: from blocks, from motion vectors."""
 
 from __future__ import annotations
 
@@ -33,32 +33,7 @@ def mask_of_blocks(blocks: npt.ArrayLike, block: int, shape: tuple[int, int]) ->
     return np.asarray(marks.repeat(block, 0).repeat(block, 1)[: shape[0], : shape[1]], bool)
 
 
-def changed_pixels(previous: npt.ArrayLike, frame: npt.ArrayLike, tol: float = 0.0) -> Mask:
-    """Return the pixels of which any channel of any image differs by more than `tol`.
-
-    Compare with the frame in which a pixel last counted as changed, or small changes add up unseen.
-
-    Args:
-        previous: The frame before [..., height, width].
-        frame: This frame, of the same shape.
-        tol: The largest difference that counts as none. A number that is not a number always differs.
-
-    Returns:
-        Booleans [height, width].
-
-    Raises:
-        RequestError: The shapes differ, or have fewer than two axes.
-    """
-    a, b = np.asarray(previous), np.asarray(frame)
-    if a.shape != b.shape or a.ndim < _PICTURE_AXES:
-        raise RequestError(f"frames of shapes {a.shape} and {b.shape} cannot be compared")
-    kind = np.result_type(a, b, np.float32)
-    with np.errstate(invalid="ignore"):
-        close = (a == b) | (np.abs(a.astype(kind) - b.astype(kind)) <= tol)
-    return np.asarray(~close.all(axis=tuple(range(a.ndim - _PICTURE_AXES))))
-
-
-def from_motion_vectors(side_data: Any, shape: tuple[int, int]) -> Mask:
+def mask_of_motion(side_data: Any, shape: tuple[int, int]) -> Mask:
     """Return the pixels of blocks that a decoder says have moved.
 
     A decoder says nothing here of blocks whose colours change in place, nor of blocks that it codes anew. Use it where these do not matter.
