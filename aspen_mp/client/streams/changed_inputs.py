@@ -57,8 +57,8 @@ class ChangedInput:
         return self._write([(0,) * len(self._shape)], [self._shape])
 
     def compare(self, value: Any) -> float:
-        """Take the next frame's value. Return the share of elements in boxes that hold all that changed by more than the tolerance. What
-        else changed is not taken."""
+        """Take the next frame's value. Return the share of elements in boxes that hold all that changed by more than the tolerance. Other
+        blocks of the input stay as they were."""
         if self._object or not self._kept.flags.c_contiguous:
             return self.start(value)
         if not self._kept.nbytes:

@@ -19,7 +19,7 @@ struct aspen_image {
 static inline int64_t aspen_blocks_down(const struct aspen_image *g) { return (g->height + g->rows - 1) / g->rows; }
 static inline int64_t aspen_blocks_across(const struct aspen_image *g) { return (g->width + g->columns - 1) / g->columns; }
 
-/* Whether any of some numbers differs from its like by more than `tol`. What is not a number always does. `bytes`: of all of them. */
+/* Whether any of some numbers differs from its like by more than `tol`. A value that is not a number always does. `bytes`: of all of them. */
 typedef int aspen_far(const char *from, const char *to, int64_t bytes, double tol);
 
 #define ASPEN_FAR(NAME, TYPE, WIDE)                                                                                                \

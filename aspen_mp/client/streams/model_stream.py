@@ -56,8 +56,8 @@ class FrameReport:
         changed (float): The share of the inputs' elements in boxes that hold all that changed.
         tiles (float): The share of the plan's tiles that ran, whole or in part.
         work (float): The share of the plan's arithmetic that ran.
-        error (float | None): The largest difference of an output from that of the same frame run whole, by the range of the output's values.
-            It is that of the latest frame that ran both ways (`refresh` of `Model.stream`). None before the first one.
+        error (float | None): The largest difference of an output from the same frame run whole, by the range of the output's values.
+            The latest frame that ran both ways gave it (`refresh` of `Model.stream`). None before the first one.
     """
 
     changed: float
@@ -391,7 +391,9 @@ class ModelStream:
         bounds = region.inputs[-1]
         *slots, changes = stage.planned.inputs
         self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
-        self._inputs = [ChangedInput(slot, view, bounds[k], self._tolerance) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))]
+        self._inputs = [
+            ChangedInput(slot, view, bounds[k], self._tolerance) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))
+        ]
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 
     def _let_go(self) -> None:

@@ -24,8 +24,8 @@ _ROUNDS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What a stream counts as unchanged. `tol`: the largest difference of an element, for all inputs or {input: difference}. `noise`: that
-    difference as a multiple of the standard deviation of the input's noise. `refresh`: every so many frames one runs whole; 0: none does."""
+    """The differences that a stream counts as none. `tol`: the largest one of an element, for all inputs or {input: difference}. `noise`:
+    the same as a multiple of the standard deviation of the input's noise. `refresh`: one of this number of frames runs whole; 0: none."""
 
     tol: float | Mapping[str, float] = 0.0
     noise: float = 0.0
@@ -49,7 +49,7 @@ EXACT: Final = Tolerance()
 
 
 class InputNoise:
-    """The noise of an input, from differences of successive frames. What moves is left out: its differences are larger than most."""
+    """The noise of an input, from differences of successive frames. It leaves out what moves, whose differences are larger than most."""
 
     def __init__(self) -> None:
         self._found: list[float] = []
