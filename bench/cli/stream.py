@@ -20,9 +20,7 @@ def stream(
     run: Run,
     networks: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NETWORK…", help="Networks of pictures, such as unet@image=512. Default: Darknet-53, yolov3, unet and resnet50, large."
-        ),
+        typer.Argument(metavar="NETWORK…", help="Networks of pictures, such as unet@image=512. Default: four large ones."),
     ] = None,
     percent: Annotated[
         str, typer.Option("--percent", metavar="0,1,5", help="Shares of the frame's area that change, in percent.")
