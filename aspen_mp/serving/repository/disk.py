@@ -43,6 +43,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_delay_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0
 
 
+Difference = Annotated[float, Meta(ge=0, le=1e38)]
 Pooling = Literal["mean", "cls", "last", "none"]
 
 
@@ -67,6 +68,15 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prefix: Annotated[str, Meta(max_length=65536)] | None = None
 
 
+class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The streams of a model's sequences. All as of `Model.stream`; `tol`: for all inputs, or {input: difference}."""
+
+    tol: Difference | dict[str, Difference] = 0.0
+    noise: Difference = 0.0
+    refresh: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    same_bits: bool | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is loaded and run.
 
@@ -81,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shapes: {input: shape} to plan and warm up before the model is served, where it leaves dimensions open.
         batching: None: each request is run by itself.
         embeddings: None: as noted beside the model, if it makes embeddings.
+        sequences: How frames of sequences are run.
     """
 
     instances: Annotated[int, Meta(ge=1, le=MOST_INSTANCES)] | None = None
@@ -93,6 +104,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shapes: dict[str, list[Annotated[int, Meta(ge=0)]]] | None = None
     batching: Batching | None = None
     embeddings: Embeddings | None = None
+    sequences: Streaming = Streaming()
 
 
 def read_config(path: Path) -> Config:
