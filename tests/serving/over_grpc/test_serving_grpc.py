@@ -248,13 +248,14 @@ def test_a_stream_answers_in_order_and_goes_on_after_errors(server: tools.Server
 
 
 def test_a_stream_runs_the_requests_of_a_sequence_in_order(server: tools.Server) -> None:
-    """Large messages, whose reading takes turns, come before small ones."""
+    """Large tensors, whose reading takes turns, come before small ones."""
     rng, sizes = np.random.default_rng(0), [700, 1, 700, 3, 5]
     requests = []
     for round_ in range(4):
         for k, rows in enumerate(sizes):
             for number in ("left", "right"):
-                request = infer_request("mlp", {"x": rng.standard_normal((9 * rows, 16)).astype(np.float32)}, id=f"{round_} {k} {number}")
+                x = rng.standard_normal((9 * rows, 16)).astype(np.float32)
+                request = infer_request("mlp", {"x": x}, raw=False, id=f"{round_} {k} {number}")
                 request.parameters["sequence_id"].string_param = number
                 request.parameters["sequence_start"].bool_param = k == 0
                 request.parameters["sequence_end"].bool_param = k == len(sizes) - 1
@@ -264,7 +265,7 @@ def test_a_stream_runs_the_requests_of_a_sequence_in_order(server: tools.Server)
         assert [each.error_message for each in answers] == [""] * len(requests)
         assert [each.infer_response.id for each in answers] == [each.id for each in requests]
         for request, each in zip(requests, answers, strict=True):
-            feeds = {"x": np.frombuffer(request.raw_input_contents[0], np.float32).reshape(-1, 16)}
+            feeds = {"x": np.array(request.inputs[0].contents.fp32_contents, np.float32).reshape(-1, 16)}
             np.testing.assert_allclose(outputs(each.infer_response)["y"], tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
         late = requests[2]
         assert "not open" in next(iter(call("ModelStreamInfer", iter([late])))).error_message
