@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -143,9 +144,17 @@ class Sequences:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def until_closed(self) -> None:
-        """Return when streams that have ended have given their memory back."""
-        await asyncio.gather(*self._closing, return_exceptions=True)
+    def when_closed(self, done: Callable[[], object]) -> None:
+        """Call `done` once streams that have ended have given their memory back: now, if there are none."""
+
+        def closed(_: object) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                done()
+
+        if self._closing:
+            asyncio.gather(*self._closing, return_exceptions=True).add_done_callback(closed)
+        else:
+            done()
 
     def close(self) -> None:
         """End all sequences: the version is not served any more."""

@@ -73,7 +73,6 @@ class Shelved:
         """The maker of embeddings with the model, or why there is none."""
         self._leases = 0
         self._retired = False
-        self._unloading: set[asyncio.Task[None]] = set()
         batching = served.config.batching
         self._batcher = None if batching is None else Batcher(model, batching, counts)
         self._buffers = Buffers(model)
@@ -102,13 +101,7 @@ class Shelved:
     def _unload_if_unused(self) -> None:
         if self._retired and not self._leases:
             self._buffers.close()
-            task = asyncio.get_running_loop().create_task(self._unload())
-            self._unloading.add(task)
-            task.add_done_callback(self._unloading.discard)
-
-    async def _unload(self) -> None:
-        await self.sequences.until_closed()
-        await asyncio.get_running_loop().run_in_executor(None, _unload, self.model)
+            self.sequences.when_closed(lambda: asyncio.get_running_loop().run_in_executor(None, _unload, self.model))
 
     async def run(self, call: Call) -> Results:
         """The results of a request. Errors are those of `Model.run_async`."""

@@ -115,8 +115,10 @@ class Book:
 
     async def check(self) -> None:
         """Counts are right, and streams that nobody can reach are closed."""
-        while any(each._closing for each in self.all):  # time passes meanwhile
-            await asyncio.gather(*(each.until_closed() for each in self.all))
+        while busy := [each for each in self.all if each._closing]:  # time passes meanwhile, and ends others
+            closed = asyncio.Event()
+            busy[0].when_closed(closed.set)
+            await closed.wait()
         self.expire()
         for version, (model, row) in enumerate(zip(self.models, self.rows, strict=True)):
             held = {entry[0] for (which, _), entry in self.open.items() if which == version}

@@ -10,6 +10,7 @@ from typing import Any
 
 import frame_models
 import numpy as np
+import psutil
 import pytest
 import serving_tools as tools
 
@@ -176,6 +177,23 @@ def test_sequences_end_with_their_front_end(tmp_path: Path, wants: list[np.ndarr
             assert open_sequences(client, "m") == 0
             check(sent(client, "m", FRAMES[2], 1, start=True), wants[2])
         assert server.stop() == 0  # with an open sequence
+
+
+def test_sequences_outlive_the_runtime(tmp_path: Path, wants: list[np.ndarray]) -> None:
+    """The first frame after the loss runs whole."""
+    tools.save(tmp_path, "m", 1, frame_models.pictures(), LAZY)
+    with tools.serving(tmp_path, tmp_path) as server, tools.client(server.address) as client:
+        check(sent(client, "m", FRAMES[0], 1, start=True), wants[0])
+        (planner,) = [each for each in psutil.Process(server.process.pid).children() if each not in server.front_ends()]
+        planner.kill()
+        while (found := sent(client, "m", FRAMES[3], 1))[0] == 503:
+            pass
+        if np.allclose(found[1], wants[0], rtol=1e-4, atol=1e-4):  # the frame was there before the loss
+            server.wait_for("the runtime was lost")
+            while (found := sent(client, "m", FRAMES[3], 1))[0] == 503:
+                pass
+        check(found, wants[3])
+        assert server.stop() == 0
 
 
 def test_a_server_without_sequences(tmp_path: Path) -> None:
