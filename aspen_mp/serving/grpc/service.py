@@ -354,7 +354,7 @@ async def _or_error(read: Callable[[], Any]) -> Any:
 
 
 def _sequence(request: Any) -> Any:
-    """What tells a request's sequence from others. None: it has none, or is none."""
+    """A key of a request's sequence. None: the request has no sequence, or is an error."""
     try:
         frame = None if isinstance(request, Exception) else codec.frame_of(request)
     except RequestError:  # which its answer says

@@ -85,7 +85,7 @@ def test_tolerance_reaches_the_stream(shared_runtime: aspen_mp.Runtime) -> None:
 
 
 def test_pipelines_with_and_without_a_stream_run_together_by_a_schedule() -> None:
-    """Of the same network."""
+    """Both have the same network."""
     frames = frame_models.frames(30)
     with aspen_mp.Runtime(workers=2) as runtime, runtime.workload(schedule=True) as workload:
         for name in ("left", "right"):
