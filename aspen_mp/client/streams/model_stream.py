@@ -77,9 +77,10 @@ class ModelStream:
     are given; any thread may give them.
     """
 
-    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT) -> None:
+    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT, memory: int = 0) -> None:
         self._model = model
         self._kind: Keeping = "bits" if same_bits else "values"
+        self._memory = memory  # bytes, 0 for any number
         self._tolerance = tolerance
         self._since = 0  # frames since the last one that ran whole
         self._error: float | None = None
@@ -306,7 +307,7 @@ class ModelStream:
         with self._turn:
             while True:
                 self._check_open()
-                tree = self._model.stages(deadline).for_streams(self._kind)
+                tree = self._model.stages(deadline).for_streams(self._kind, self._memory)
                 timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
                 def first(stage: Stage, left: float | None) -> Results:
