@@ -86,6 +86,7 @@ def run(
     noise: of_frames.NoiseOption = 0.0,
     refresh: of_frames.RefreshOption = 0,
     same_bits: of_frames.SameBitsOption = None,
+    stream_memory: of_frames.MemoryOption = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Largest error that --check accepts, relative to the largest magnitude of the output.")
     ] = 1e-3,
@@ -99,7 +100,7 @@ def run(
         raise typer.BadParameter(
             "a running runtime has its own workers and profile. Leave out --name, or --workers and --profile", param_hint="--name"
         )
-    told = of_frames.how(tol, noise, refresh, same_bits)
+    told = of_frames.how(tol, noise, refresh, same_bits, stream_memory)
     of_frames.check_options(stream, told, {"--random": random, "--check": check, "--shape": bool(shape)})
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "accuracy": sources.accuracy(accuracy)}

@@ -35,7 +35,7 @@ Objective = Literal["latency", "throughput"]
 OBJECTIVES: Final = ("latency", "throughput")
 IN_FLIGHT: Final = {"latency": 1, "throughput": 2}
 """Requests of a pipeline that run at a time: a second one fills what the first one leaves idle, and delays it."""
-STREAMED: Final = ("tol", "noise", "refresh", "same_bits")
+STREAMED: Final = ("tol", "noise", "refresh", "same_bits", "memory")
 """Arguments of `Model.stream`."""
 USERS_S: Final = 2.0
 """Seconds that `Workload.stop` gives a call of `feeds` or `on_result` to return."""

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import msgspec
 import numpy.typing as npt
 
 import aspen_mp
@@ -76,7 +75,7 @@ class Shelved:
         batching = served.config.batching
         self._batcher = None if batching is None else Batcher(model, batching, counts)
         self._buffers = Buffers(model)
-        self.sequences = Sequences(model, msgspec.structs.asdict(served.config.sequences), places, counts)
+        self.sequences = Sequences(model, served.config.sequences.arguments, places, counts)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Shelved]:

@@ -37,6 +37,15 @@ RefreshOption = Annotated[
     int,
     typer.Option("--refresh", metavar="N", min=0, help="With --stream: each N-th frame also runs whole, which tells the error. 0: none."),
 ]
+MemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stream-memory",
+        metavar="MIB",
+        min=1,
+        help="With --stream: shared memory that activations of the last frame may take. Default: any.",
+    ),
+]
 SameBitsOption = Annotated[
     bool | None,
     typer.Option(
@@ -47,10 +56,14 @@ SameBitsOption = Annotated[
 ]
 
 
-def how(tol: Sequence[str] | None, noise: float, refresh: int, same_bits: bool | None) -> dict[str, Any]:
+_OPTIONS = {"tol": "--tol", "noise": "--noise", "refresh": "--refresh", "same_bits": "--same-bits", "memory": "--stream-memory"}
+
+
+def how(tol: Sequence[str] | None, noise: float, refresh: int, same_bits: bool | None, memory: int | None) -> dict[str, Any]:
     """Arguments of `Model.stream` from the options."""
     found: dict[str, Any] = {"noise": noise, "refresh": refresh}
     found |= {} if same_bits is None else {"same_bits": same_bits}
+    found |= {} if memory is None else {"memory": memory << 20}
     if tol:
         lone = "" if len(tol) == 1 else None
         numbers = {name: _number(text) for name, text in sources.pairs(tol, "--tol", lone=lone).items()}
@@ -72,8 +85,8 @@ def _number(text: str) -> float:
 def check_options(folder: Path | None, told: Mapping[str, Any], others: Mapping[str, bool]) -> None:
     """Typer's BadParameter for options that do not go together. `told`: of `how`; `others`: options that frames leave no place for."""
     if folder is None:
-        if given := [name.replace("_", "-") for name, value in told.items() if value or name == "same_bits"]:
-            raise typer.BadParameter("this is said of frames. Give --stream DIR as well, or leave it out", param_hint=f"--{given[0]}")
+        if given := [_OPTIONS[name] for name, value in told.items() if value or name == "same_bits"]:
+            raise typer.BadParameter("this is said of frames. Give --stream DIR as well, or leave it out", param_hint=given[0])
         return
     if not folder.exists():
         raise typer.BadParameter(f"there is no folder {str(folder)!r}. Give a folder of frames", param_hint="--stream")

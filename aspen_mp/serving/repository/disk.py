@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -69,12 +69,19 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The streams of a model's sequences. All as of `Model.stream`; `tol`: for all inputs, or {input: difference}."""
+    """The streams of a model's sequences, as of `Model.stream`. `tol`: for all inputs, or {input: difference}; `memory_mib`: `memory`."""
 
     tol: Difference | dict[str, Difference] = 0.0
     noise: Difference = 0.0
     refresh: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     same_bits: bool | None = None
+    memory_mib: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `Model.stream`."""
+        memory = None if self.memory_mib is None else self.memory_mib << 20
+        return {"tol": self.tol, "noise": self.noise, "refresh": self.refresh, "same_bits": self.same_bits, "memory": memory}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -114,6 +114,7 @@ def test_one_frame_has_no_later_ones(capsys: pytest.CaptureFixture[str], model: 
         (["--random", "--noise", "1"], "Give --stream DIR"),
         (["--random", "--refresh", "1"], "Give --stream DIR"),
         (["--random", "--no-same-bits"], "Give --stream DIR"),
+        (["--random", "--stream-memory", "8"], "Give --stream DIR"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
