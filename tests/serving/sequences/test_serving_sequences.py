@@ -196,6 +196,16 @@ def test_sequences_outlive_the_runtime(tmp_path: Path, wants: list[np.ndarray]) 
         assert server.stop() == 0
 
 
+def test_a_sequence_that_is_not_used_ends(tmp_path: Path, wants: list[np.ndarray]) -> None:
+    tools.save(tmp_path, "m", 1, frame_models.pictures(), LAZY)
+    with tools.serving(tmp_path, tmp_path, "--sequence-timeout", "0.2") as server, tools.client(server.address) as client:
+        check(sent(client, "m", FRAMES[0], 1, start=True), wants[0])
+        while open_sequences(client, "m"):
+            pass
+        status, text = sent(client, "m", FRAMES[0], 1)
+        assert (status, "for 0.2 s" in text) == (400, True)
+
+
 def test_a_server_without_sequences(tmp_path: Path) -> None:
     tools.save(tmp_path, "m", 1, tools.constant(1.0))
     with tools.serving(tmp_path, tmp_path, "--max-sequences", "0") as server, tools.client(server.address) as client:
