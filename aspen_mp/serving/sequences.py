@@ -90,7 +90,7 @@ class Sequences:
         try:
             if frame.end:
                 self._end(frame.id)
-            return await found.stream.run_async(call.feeds, outputs=call.outputs, priority=priority, deadline_ms=deadline_ms)
+            return await found.stream.run_async(call.feeds, outputs=call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
         finally:
             found.running -= 1
             found.used = asyncio.get_running_loop().time()
