@@ -52,7 +52,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     timeout: Whole | None = None
     priority: Whole | str | None = None
     binary_data_output: bool = False
-    sequence_id: Whole | Annotated[str, Meta(max_length=MOST_SEQUENCE_LETTERS)] | None = None
+    sequence_id: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=MOST_SEQUENCE_LETTERS)] | None = None
     sequence_start: bool | None = None
     sequence_end: bool | None = None
 

@@ -71,7 +71,7 @@ def open_sequences(client: tools.Client, model: str) -> int:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("number", [7, "camera 1"])
+@pytest.mark.parametrize("number", [7, (1 << 64) - 1, "camera 1"])
 def test_frames_have_the_results_of_whole_requests(
     server: tools.Server, wants: list[np.ndarray], number: int | str, *, binary: bool
 ) -> None:
