@@ -251,6 +251,8 @@ def class_of(priority: int | str | None) -> str | None:
 
 def frame_of(number: int | str | None, start: bool | None, end: bool | None) -> Frame | None:
     """The place in a sequence that parameters mean; None: in none. RequestError for a start or an end of none."""
+    if isinstance(number, int) and number >> 64:
+        raise RequestError("sequence_id is a number of 64 bits at most, or a text")
     if number:
         return Frame(number, bool(start), bool(end))
     if start or end:
