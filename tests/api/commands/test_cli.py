@@ -324,6 +324,15 @@ def test_bench_churn(tmp_path: Path) -> None:
     assert "none lost, none wrong" in ok("bench", "churn", "squeezenet1_1@image=64", "--changes", 1, "--workers", 2)
 
 
+def test_bench_cameras(tmp_path: Path) -> None:
+    case = "yolov3@image=96,decode=1"
+    (report,) = recorded(tmp_path, "cameras", case, "--cameras", 1, "--frames", 2, "--rounds", 1, "--seconds", 0.1, "--share", 0.02)
+    assert len(report.whole_ms) == len(report.stream_ms) == 2
+    assert 0 <= report.least <= report.same <= 1
+    assert [fleet.engine for fleet in report.fleets][:2] == ["aspen-mp, streams", "aspen-mp, whole frames"]
+    assert cli("bench", "cameras", "resnet50@image=64").returncode == 2
+
+
 def test_bench_stream(tmp_path: Path) -> None:
     (report,) = recorded(tmp_path, "stream", "yolov3@image=64", "--percent", "0,5,100", "--rounds", 1)
     assert [part.percent for part in report.parts] == [0, 5, 100]
