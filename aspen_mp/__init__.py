@@ -31,6 +31,8 @@ __all__ = [
     "explain",
     "get_available_providers",
     "get_device",
+    "mask_of_blocks",
+    "mask_of_motion",
     "optimize",
     "quantize",
 ]
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from aspen_mp.client.runtime import Runtime as Runtime
     from aspen_mp.client.runtime import connect as connect
     from aspen_mp.client.signature import ValueInfo as ValueInfo
+    from aspen_mp.client.streams.masks import mask_of_blocks as mask_of_blocks
+    from aspen_mp.client.streams.masks import mask_of_motion as mask_of_motion
     from aspen_mp.client.streams.model_stream import FrameReport as FrameReport
     from aspen_mp.client.streams.model_stream import ModelStream as ModelStream
     from aspen_mp.compat.onnxruntime.environment import get_device as get_device
@@ -66,6 +70,8 @@ _WHERE = {
     "Model": "aspen_mp.client.model",
     "ModelStream": "aspen_mp.client.streams.model_stream",
     "FrameReport": "aspen_mp.client.streams.model_stream",
+    "mask_of_blocks": "aspen_mp.client.streams.masks",
+    "mask_of_motion": "aspen_mp.client.streams.masks",
     "RequestFuture": "aspen_mp.client.future",
     "ValueInfo": "aspen_mp.client.signature",
     "Planning": "aspen_mp.planner.job.options",

@@ -173,8 +173,9 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> RequestFuture:
-        """Start the next frame and return its future at once. Inputs are copied before this returns.
+        """Start the next frame and return its future at once.
 
         Args:
             feeds: As of `run`.
@@ -184,6 +185,7 @@ class ModelStream:
             priority: As of `Model.run`.
             deadline_ms: As of `Model.submit`.
             on_late: As of `Model.run`.
+            copy: Whether inputs are copied before this returns. False: nobody changes them before the result is there.
 
         Returns:
             A `concurrent.futures.Future` of what `run` would return.
@@ -193,7 +195,8 @@ class ModelStream:
         """
         model = self._model
         arrays, told, names = self._checked(feeds, changed, outputs)
-        copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+        if copy:
+            arrays = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
         urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
         future = model.begun(urgency, limit)
 
@@ -202,7 +205,7 @@ class ModelStream:
             future.stop = stop.ask
             try:
                 if not future.done():
-                    future.finish(self._answer(copies, told, names, urgency, None, stop))
+                    future.finish(self._answer(arrays, told, names, urgency, None, stop))
             except BaseException as error:
                 future.fail(error)
             future.settle()
@@ -232,6 +235,7 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> Results:
         """Run the next frame, for asyncio. Cancelling the task cancels the frame.
 
@@ -243,6 +247,7 @@ class ModelStream:
             priority: As of `run`.
             deadline_ms: As of `run`.
             on_late: As of `run`.
+            copy: As of `submit`.
 
         Returns:
             {output name: array}, as of `run`.
@@ -252,7 +257,9 @@ class ModelStream:
         """
         import asyncio
 
-        future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
+        future = self.submit(
+            feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late, copy=copy
+        )
         return await asyncio.wrap_future(future)
 
     def reset(self) -> None:
