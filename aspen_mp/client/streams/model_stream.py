@@ -92,6 +92,7 @@ class ModelStream:
         self._inputs: list[ChangedInput] = []
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
+        self._faults = 0  # of workers, as the last frame found them
         self._closed = False
         self._queue: ThreadPoolExecutor | None = None
         self._queued = 0
@@ -354,7 +355,9 @@ class ModelStream:
         urgency, timeout, stop = terms
         region = self._region
         assert region is not None
-        was_valid, self._valid = self._valid, False
+        faults = stage.faults()  # after one, neither inputs nor outputs in the region are what was put there
+        was_valid, self._valid = self._valid and faults == self._faults, False
+        self._faults = faults
         if not was_valid:
             self._trust[...] = 0  # all tiles run, also those that no input reaches
             parts = {one.name: one.start(arrays[one.name]) for one in self._inputs}
