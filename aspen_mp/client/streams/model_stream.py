@@ -93,6 +93,7 @@ class ModelStream:
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
         self._faults = 0  # of workers, as the last frame found them
+        self._missed = False  # the frame before the next one was refused, so what is said of the next one's changes is not all
         self._closed = False
         self._queue: ThreadPoolExecutor | None = None
         self._queued = 0
@@ -159,9 +160,13 @@ class ModelStream:
             future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
             return future.result()
         model = self._model
-        arrays, told, names = self._checked(feeds, changed, outputs)
-        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-        return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
+        try:
+            arrays, told, names = self._checked(feeds, changed, outputs)
+            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+            return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
+        except BaseException:
+            self._missed = True
+            raise
 
     def submit(
         self,
@@ -192,16 +197,22 @@ class ModelStream:
             RequestError, QueueFull: As of `Model.submit`.
         """
         model = self._model
-        arrays, told, names = self._checked(feeds, changed, outputs)
-        copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
-        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-        future = model.begun(urgency, limit)
+        try:
+            arrays, told, names = self._checked(feeds, changed, outputs)
+            copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+            future = model.begun(urgency, limit)
+        except BaseException:
+            self._missed = True
+            raise
 
         def drive() -> None:
-            stop = RequestStop(model.stages().session, future)
-            future.stop = stop.ask
             try:
-                if not future.done():
+                stop = RequestStop(model.stages().session, future)
+                future.stop = stop.ask
+                if future.done():  # cancelled: the region has nothing of it
+                    self.reset()
+                else:
                     future.finish(self._answer(copies, told, names, urgency, None, stop))
             except BaseException as error:
                 future.fail(error)
@@ -216,6 +227,7 @@ class ModelStream:
                 self._queued += 1
                 submit(self._queue, drive)
         except BaseException:
+            self._missed = True
             with self._queueing:
                 self._queued -= 1
             future.settle()
@@ -285,7 +297,8 @@ class ModelStream:
             raise RequestError(f"model {self._model.name!r} has {len(arrays)} inputs: pass changed={{input: boxes or mask}}")
         if told is not None:
             self._model.check_names(told)
-        return arrays, told, names
+        missed, self._missed = self._missed, False
+        return arrays, None if missed else told, names
 
     def _check_open(self) -> None:
         if self._closed:
@@ -302,23 +315,39 @@ class ModelStream:
         *,
         copy: bool = True,
     ) -> Results:
+        """Run a frame. The next one runs whole if this one fails."""
+        with self._turn:
+            try:
+                results = self._retried(arrays, changed, urgency, deadline, stop, copy=copy)
+                return results if names is None else {name: results[name] for name in names}
+            except BaseException:
+                self._valid = False  # it may have failed before the region had anything of it
+                raise
+
+    def _retried(
+        self,
+        arrays: dict[str, Any],
+        changed: Changes | None,
+        urgency: Urgency,
+        deadline: float | None,
+        stop: RequestStop | None,
+        *,
+        copy: bool,
+    ) -> Results:
         """Run a frame, as often as the runtime is lost. The frame runs whole after a loss."""
         losses = 0
-        with self._turn:
-            while True:
-                self._check_open()
-                tree = self._model.stages(deadline).for_streams(self._kind)
-                timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
+        while True:
+            self._check_open()
+            tree = self._model.stages(deadline).for_streams(self._kind)
+            timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
-                def first(stage: Stage, left: float | None) -> Results:
-                    return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
+            def first(stage: Stage, left: float | None) -> Results:
+                return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
 
-                try:
-                    results = tree.run(arrays, timeout, urgency, stop, first=first)
-                except RuntimeLost as lost:
-                    losses = self._model.losses(losses, lost)
-                    continue
-                return results if names is None else {name: results[name] for name in names}
+            try:
+                return tree.run(arrays, timeout, urgency, stop, first=first)
+            except RuntimeLost as lost:
+                losses = self._model.losses(losses, lost)
 
     def _frame(
         self,
