@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
-from streamed_nets import F32, drawn, model, next_frame
+from streamed_nets import F32, Array, drawn, model, next_frame
 
 import aspen_mp
 
 NETS = 3000 if os.environ.get("ASPEN_MP_TIER") == "long" else 40
 FRAMES = 6
+Results = dict[str, Array]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,63 @@ def check(runtime: aspen_mp.Runtime, seed: int) -> None:
                 assert np.abs(near[name] - value).max() <= 1e-4 * np.ptp(value) + 1e-6, f"seed {seed}, frame {frame}, {name}: too far"
             x, changed = next_frame(rng, x)
     loaded.unload()
+
+
+def taken_over(kept: Array, x: Array, changed: Any, tol: float) -> Array:
+    """What a stream computes with: rows of 8 columns where an element is too far are new, or else what the caller has named."""
+    found = kept.copy()
+    for low, high in changed or ():
+        box = tuple(map(slice, low, high))
+        found[box] = x[box]
+    for k in range(0, x.shape[-1] if changed is None else 0, 8):
+        old, new = found[..., k : k + 8], x[..., k : k + 8]
+        far = ~(np.abs(new - old) <= np.float32(tol)).all(axis=-1)
+        old[far] = new[far]
+    return found
+
+
+def worst(near: Results, whole: Results) -> float:
+    """The largest difference of an output by its range."""
+    shares = [0.0]
+    for name, value in whole.items():
+        by, span = np.abs(near[name].astype(np.float64) - value).max(), np.ptp(value.astype(np.float64))
+        shares += [by / span if span else np.inf] if by else []
+    return float(max(shares))
+
+
+def check_tolerance(runtime: aspen_mp.Runtime, seed: int) -> None:
+    """Results have the bits of whole runs of what the stream has kept; each `refresh`-th frame those of a whole run of the frame."""
+    rng = np.random.default_rng(seed)
+    net, tol, refresh = drawn(rng), float(rng.choice([0.01, 0.3, 1.5])), int(rng.choice([0, 0, 1, 2, 4]))
+    loaded = runtime.load(net.model())
+    with loaded.stream(tol, refresh=refresh, same_bits=True) as stream, loaded.stream() as whole:
+        x, changed, since = rng.standard_normal(net.shape).astype(np.float32), None, 0
+        kept, error = x, None
+        for frame in range(FRAMES):
+            got = stream.run({"x": x}, changed)
+            kept = taken_over(kept, x, changed, tol)
+            whole.reset()
+            want = {name: value.copy() for name, value in whole.run({"x": kept}).items()}
+            if frame and refresh and since + 1 >= refresh:
+                whole.reset()
+                kept, near, want, since = x, want, whole.run({"x": x}), -1
+                error = worst(near, want)
+            since += 1 if frame else 0
+            assert stream.last is not None
+            assert stream.last.error == (None if error is None else pytest.approx(error)), f"seed {seed}, frame {frame}"
+            for name, value in want.items():
+                assert got[name].tobytes() == value.tobytes(), f"seed {seed}, frame {frame}, {name}"
+            x, changed = next_frame(rng, x)
+            changed = None if isinstance(changed, np.ndarray) else changed
+            if changed is None:
+                x = x + (rng.choice([0.0, 0.1, 1.0]) * tol * rng.standard_normal(x.shape)).astype(np.float32)
+    loaded.unload()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_tolerated_frames_have_the_bits_of_what_was_kept(runtime: aspen_mp.Runtime, part: int) -> None:
+    for seed in range(part, NETS // 2, 4):
+        check_tolerance(runtime, seed)
 
 
 @pytest.mark.parametrize("part", range(4))
