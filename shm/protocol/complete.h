@@ -68,7 +68,7 @@ static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance
   if (!error) aspen_note_alone(s, i, ran);
 }
 
-/* What a region's word `request_kept` is while its activations can be trusted. Never 0, which clients write for a request to run whole. */
+/* The word `request_kept` of a region whose activations can be trusted. It is never 0, which clients write for a request to run whole. */
 static inline uint32_t aspen_trust_word(const struct aspen_control *c) { return 2 * aspen_load_relaxed(&c->signals.faults) + 1; }
 
 /* Notes that all activations in a request's region have been computed anew. */

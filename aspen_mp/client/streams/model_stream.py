@@ -77,9 +77,10 @@ class ModelStream:
     are given; any thread may give them.
     """
 
-    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT) -> None:
+    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT, memory: int = 0) -> None:
         self._model = model
         self._kind: Keeping = "bits" if same_bits else "values"
+        self._memory = memory  # bytes, 0 for any number
         self._tolerance = tolerance
         self._since = 0  # frames since the last one that ran whole
         self._error: float | None = None
@@ -178,8 +179,9 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> RequestFuture:
-        """Start the next frame and return its future at once. Inputs are copied before this returns.
+        """Start the next frame and return its future at once.
 
         Args:
             feeds: As of `run`.
@@ -189,6 +191,7 @@ class ModelStream:
             priority: As of `Model.run`.
             deadline_ms: As of `Model.submit`.
             on_late: As of `Model.run`.
+            copy: Whether inputs are copied before this returns. False: nobody changes them before the result is there.
 
         Returns:
             A `concurrent.futures.Future` of what `run` would return.
@@ -199,7 +202,8 @@ class ModelStream:
         model = self._model
         try:
             arrays, told, names = self._checked(feeds, changed, outputs)
-            copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+            if copy:
+                arrays = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
             urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
             future = model.begun(urgency, limit)
         except BaseException:
@@ -213,7 +217,7 @@ class ModelStream:
                 if future.done():  # cancelled: the region has nothing of it
                     self.reset()
                 else:
-                    future.finish(self._answer(copies, told, names, urgency, None, stop))
+                    future.finish(self._answer(arrays, told, names, urgency, None, stop))
             except BaseException as error:
                 future.fail(error)
             future.settle()
@@ -244,6 +248,7 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> Results:
         """Run the next frame, for asyncio. Cancelling the task cancels the frame.
 
@@ -255,6 +260,7 @@ class ModelStream:
             priority: As of `run`.
             deadline_ms: As of `run`.
             on_late: As of `run`.
+            copy: As of `submit`.
 
         Returns:
             {output name: array}, as of `run`.
@@ -264,7 +270,9 @@ class ModelStream:
         """
         import asyncio
 
-        future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
+        future = self.submit(
+            feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late, copy=copy
+        )
         return await asyncio.wrap_future(future)
 
     def reset(self) -> None:
@@ -338,7 +346,7 @@ class ModelStream:
         losses = 0
         while True:
             self._check_open()
-            tree = self._model.stages(deadline).for_streams(self._kind)
+            tree = self._model.stages(deadline).for_streams(self._kind, self._memory)
             timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
             def first(stage: Stage, left: float | None) -> Results:

@@ -18,10 +18,13 @@ LINE, BOXES, WORDS = NUMBERS["REACH_LINE"], NUMBERS["REACH_BOXES"], NUMBERS["REA
 PART_WORDS = 2 * LIMITS["tile_axes"]
 COUNTS = 4
 """Tiles that run, all tiles, operations of the parts that run, all operations."""
+ALL_KEPT, NONE_KEPT, SOME_KEPT = range(3)
+"""How many outputs of a step outlive a request. Where some do not, the step also runs what other steps read."""
 MAP_WORDS = 8
 _STEP_NS = 4000.0
 """A step of the program, about."""
 _LIST_BYTES = 8 * (1 + BOXES * 16)
+_STEP_BYTES = 16
 
 
 def _region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -90,6 +93,7 @@ def _checks(call: Call) -> None:
         size = words.take("words of a step", 1, LIMIT)
         dims = _dims(words)
         words.take("work of an element", -(1 << 63), (1 << 63) - 1)
+        words.take("which outputs are kept", ALL_KEPT, SOME_KEPT)
         tiles += _grid(words, dims)
         _reads(words, dims, sources)
         need(words.at - begin == size, f"words of the step at {begin}", size, words.at - begin)
@@ -105,7 +109,7 @@ def _checks(call: Call) -> None:
 
 def _scratch(node: Node) -> int:
     n_inputs, n_steps = node.attrs["program"][:2]
-    return _LIST_BYTES * int(n_inputs + n_steps)
+    return _LIST_BYTES * int(n_inputs + 2 * n_steps) + _STEP_BYTES * int(n_steps)
 
 
 SPECS = (

@@ -1,0 +1,162 @@
+"""Sequences: requests that clients number as frames of one stream, of each of which only what changed runs.
+
+A front end keeps the sequences that began with it. Everything happens on its event loop, except that threads close streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from aspen_mp.serving.limits import Limits
+from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.telemetry.ledger import Field, Row
+
+if TYPE_CHECKING:
+    import aspen_mp
+    from aspen_mp.serving.protocol.inference import Call, Frame
+
+Results = Mapping[str, npt.NDArray[Any]]
+Id = int | str
+
+
+class Places:
+    """The sequences that a front end has room for, those of all models together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str) -> None:
+        """Take a place for a client. Refused (429) where there is none."""
+        limits, all_taken = self.limits, self._taken.total()
+        if all_taken >= limits.sequences:
+            raise Refused(
+                429, f"{all_taken} sequences are open, and this server keeps {limits.sequences}. End one, or raise --max-sequences", 1
+            )
+        if self._taken[client] >= limits.client_sequences:
+            most = f"{limits.client_sequences} of one address. End one, or raise --client-sequences"
+            raise Refused(429, f"this client has {self._taken[client]} sequences open, and this server keeps {most}", 1)
+        self._taken[client] += 1
+
+    def give(self, client: str) -> None:
+        """The client's sequence has ended."""
+        self._taken[client] -= 1
+        if not self._taken[client]:
+            del self._taken[client]
+
+
+class _Sequence:
+    """One that is open. `running`: its requests that have not ended."""
+
+    def __init__(self, stream: aspen_mp.ModelStream, client: str) -> None:
+        self.stream = stream
+        self.client = client
+        self.running = 0
+        self.ended = False
+        self.used = asyncio.get_running_loop().time()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Sequences:
+    """The open sequences of a version of a model. `how`: arguments of `Model.stream`. `counts`: of the version's requests."""
+
+    def __init__(self, model: aspen_mp.Model, how: Mapping[str, Any], places: Places, counts: Row) -> None:
+        self._model = model
+        self._how = how
+        self._places = places
+        self._counts = counts
+        self._open: dict[Id, _Sequence] = {}
+        self._closing: set[asyncio.Future[None]] = set()
+
+    async def run(self, call: Call, priority: str, deadline_ms: float | None) -> Results:
+        """The results of a frame. Refused (400) where its sequence is not open, (429) where there is no place for another one; other errors
+        are those of `ModelStream.run_async`."""
+        frame = call.frame
+        assert frame is not None
+        found = self._begun(frame, call.client) if frame.start else self._open.get(frame.id)
+        if found is None:
+            raise Refused(
+                400,
+                f"sequence {frame.id!r} is not open: its first request must say sequence_start. It may have ended, have had no request for "
+                f"{self._places.limits.sequence_s:g} s, or belong to another version or process of the server",
+            )
+        found.running += 1
+        try:
+            if frame.end:
+                self._end(frame.id)
+            return await found.stream.run_async(call.feeds, outputs=call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        finally:
+            found.running -= 1
+            found.used = asyncio.get_running_loop().time()
+            self._close_if_ended(found)
+
+    def _begun(self, frame: Frame, client: str) -> _Sequence:
+        """A new sequence. It takes the place of one that is open under the same id."""
+        self._end(frame.id)
+        self._places.take(client)
+        try:
+            found = _Sequence(self._model.stream(**self._how), client)
+        except BaseException:
+            self._places.give(client)
+            raise
+        self._open[frame.id] = found
+        self._counts.add(Field.SEQUENCES)
+        self._look_later(frame.id, found, self._places.limits.sequence_s)
+        return found
+
+    def _look_later(self, number: Id, found: _Sequence, seconds: float) -> None:
+        found.timer = asyncio.get_running_loop().call_later(seconds, self._end_if_unused, number, found)
+
+    def _end_if_unused(self, number: Id, found: _Sequence) -> None:
+        if found.ended:
+            return
+        whole = self._places.limits.sequence_s
+        end = found.used + whole
+        now = asyncio.get_running_loop().time()
+        if found.running:
+            self._look_later(number, found, whole)
+        elif now < end:
+            self._look_later(number, found, end - now)
+        else:
+            self._end(number)
+
+    def _end(self, number: Id) -> None:
+        """End a sequence, if it is open. Its requests that run get their results."""
+        found = self._open.pop(number, None)
+        if found is None:
+            return
+        found.ended = True
+        if found.timer is not None:
+            found.timer.cancel()
+        self._places.give(found.client)
+        self._counts.add(Field.SEQUENCES, -1)
+        self._close_if_ended(found)
+
+    def _close_if_ended(self, found: _Sequence) -> None:
+        if found.ended and not found.running:  # a thread, because a frame that was cancelled may still run
+            closing = asyncio.get_running_loop().run_in_executor(None, found.stream.close)
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def when_closed(self, done: Callable[[], object]) -> None:
+        """Call `done` once streams that have ended have given their memory back: now, if there are none."""
+
+        def closed(_: object) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                done()
+
+        if self._closing:
+            asyncio.gather(*self._closing, return_exceptions=True).add_done_callback(closed)
+        else:
+            done()
+
+    def close(self) -> None:
+        """End all sequences: the version is not served any more."""
+        for number in list(self._open):
+            self._end(number)
