@@ -53,9 +53,17 @@ class Places:
 
 
 class _Sequence:
-    """One that is open, or ends. `client`: who has its place; `running`: its requests that have not ended; `closed`: done once its stream
-    is closed; `after`: the same of the sequence whose place it took, before which it holds no memory; `succeeded`: whether another took its
-    place."""
+    """One that is open, or ends.
+
+    Attributes:
+        client: Who has its place.
+        after: `closed` of the sequence whose place it took. It holds no memory before.
+        running: Its requests that have not ended.
+        ended: Whether requests do not find it any more.
+        succeeded: Whether another one took its place.
+        closed: Done once its stream is closed.
+        used: When its last request ended, by the loop's clock.
+    """
 
     def __init__(self, stream: aspen_mp.ModelStream, client: str, after: asyncio.Future[None] | None) -> None:
         self.stream = stream
