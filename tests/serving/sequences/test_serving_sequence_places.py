@@ -25,15 +25,19 @@ PAUSES = [0.0, 0.0, 1.1412, 5.2361, 11.0]
 
 
 class Stream:
-    """One of `Streams`: a frame takes `TAKES_S`, or fails if it is -1."""
+    """One of `Streams`: a frame takes `TAKES_S`, or fails if it is -1. `holding`: the streams that have memory, of which there are no more
+    than places."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, holding: set[Stream]) -> None:
         self.number = number
+        self.holding = holding
         self.running = 0
         self.closed = False
 
     async def run_async(self, feeds: Any, outputs: Any = None, **more: Any) -> dict[str, Any]:
         assert not self.closed
+        self.holding.add(self)
+        assert len(self.holding) <= LIMITS.sequences
         self.running += 1
         try:
             await asyncio.sleep(TAKES_S)
@@ -46,18 +50,20 @@ class Stream:
     def close(self) -> None:
         assert not self.closed
         assert not self.running
+        self.holding.discard(self)
         self.closed = True
 
 
 class Streams:
     """A model that only makes streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, holding: set[Stream]) -> None:
         self.made: list[Stream] = []
+        self.holding = holding
 
     def stream(self, **how: Any) -> Stream:
         assert how == {"tol": 1.0}
-        self.made.append(Stream(len(self.made)))
+        self.made.append(Stream(len(self.made), self.holding))
         return self.made[-1]
 
 
@@ -69,7 +75,8 @@ class Book:
     """Two versions' sequences, and beside them what they should be: by version and id, the stream, its client and when it was last used."""
 
     def __init__(self) -> None:
-        self.models = [Streams(), Streams()]
+        holding: set[Stream] = set()
+        self.models = [Streams(holding), Streams(holding)]
         self.rows = [Ledger().row("m", k, in_batches=False) for k in range(2)]
         places = Places(LIMITS)
         self.all = [Sequences(model, {"tol": 1.0}, places, row) for model, row in zip(self.models, self.rows, strict=True)]  # type: ignore[arg-type]
@@ -107,10 +114,13 @@ class Book:
         """The status, after `open` has changed as a start changes it."""
         if not start:
             return 200 if key in self.open else 400
-        self.open.pop(key, None)
+        now, made = asyncio.get_running_loop().time(), len(self.models[key[0]].made)
+        if key in self.open:
+            self.open[key] = [made, self.open[key][1], now]
+            return 200
         if len(self.open) >= LIMITS.sequences or sum(entry[1] == client for entry in self.open.values()) >= LIMITS.client_sequences:
             return 429
-        self.open[key] = [len(self.models[key[0]].made), client, asyncio.get_running_loop().time()]
+        self.open[key] = [made, client, now]
         return 200
 
     async def check(self) -> None:
@@ -160,7 +170,7 @@ def test_any_requests_one_after_the_other(steps: list[Any]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_any_requests_at_once(steps: list[Any]) -> None:
-    """Each begins while those before run. Whatever ends, nobody's frame runs in a closed stream, and all streams are closed at the end."""
+    """Each begins while those before run. No frame runs in a closed stream, and all streams are closed at the end."""
 
     async def work() -> None:
         book = Book()
