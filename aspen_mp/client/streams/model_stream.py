@@ -376,7 +376,7 @@ class ModelStream:
                 self._stage = self._region = None
         if results is None:
             raise stage.late(timeout)
-        tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
+        tiles, all_tiles, work, all_work = region.outputs[-1].ravel()[:4].tolist()
         reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
         self._last = replace(reached if was_valid else EVERYTHING, error=self._error)
         self._valid = True

@@ -1,4 +1,5 @@
-/* REACH: which part of each tile changed parts of a model's inputs reach (docs/protocol/reach.md).
+/* REACH: which part of each tile runs (docs/protocol/reach.md): what changed parts of a model's inputs reach, or what has become possible
+ * as its inputs arrive.
  *
  * Changes are boxes. They go from step to step through maps, which the planner makes of the region maps of ops (planner/plan/reach.py).
  * A tile's part is the hull of what reaches it, rounded outwards to multiples of the step's grains, within the tile. A tile that nothing
@@ -102,22 +103,27 @@ static struct step step_at(const int64_t *w) {
   return s;
 }
 
+/* The box of a step's output that a box of a source reaches by a read. Returns 0 where it reaches nothing. */
+static int reaches(const struct step *s, const int64_t *read, const struct box *from, struct box *out) {
+  const struct map *maps = (const struct map *)(read + 2);
+  *out = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < s->rank; k++) out->hi[k] = s->dims[k];
+  for (int64_t m = 0; m < read[1]; m++)
+    if (!through(&maps[m], from->lo[maps[m].in_axis], from->hi[maps[m].in_axis], out)) return 0;
+  return 1;
+}
+
+static inline const int64_t *next_read(const int64_t *read) { return read + 2 + 8 * read[1]; }
+
 /* The list of a step, from those of its sources. */
 static void follow(const struct step *s, const struct list *lists, struct list *own) {
   const int64_t *w = s->reads;
   own->n = 0;
-  for (int64_t r = 0; r < s->n_reads; r++) {
+  for (int64_t r = 0; r < s->n_reads; r++, w = next_read(w)) {
     const struct list *source = &lists[w[0]];
-    const struct map *maps = (const struct map *)(w + 2);
-    for (int64_t i = 0; i < source->n; i++) {
-      struct box out = {{0}, {0}};
-      int there = 1;
-      for (int64_t k = 0; k < s->rank; k++) out.hi[k] = s->dims[k];
-      for (int64_t m = 0; m < w[1] && there; m++)
-        there = through(&maps[m], source->box[i].lo[maps[m].in_axis], source->box[i].hi[maps[m].in_axis], &out);
-      if (there) add(own, out, s->rank);
-    }
-    w += 2 + 8 * w[1];
+    struct box out;
+    for (int64_t i = 0; i < source->n; i++)
+      if (reaches(s, w, &source->box[i], &out)) add(own, out, s->rank);
   }
 }
 
@@ -144,16 +150,39 @@ static void widen(const struct step *s, const struct box *b, uint32_t *part) {
   }
 }
 
-/* Rounds a tile's part outwards. Returns how many elements it has, and adds 1 to the tiles that run. */
-static double rounded(const struct step *s, uint32_t *row, const int64_t *at) {
-  double n = 1;
-  if (row[0] >= row[AXES]) return 0;
+/* Rounds a tile's part outwards. */
+static void widest(const struct step *s, uint32_t *row, const int64_t *at) {
+  if (row[0] >= row[AXES]) return;
   for (int64_t k = 0; k < s->axes; k++) {
     int64_t grain = s->cells[k][1], lo = row[k] / grain * grain, hi = (row[AXES + k] + grain - 1) / grain * grain;
     row[k] = (uint32_t)most(lo, s->cuts[k][at[k]]);
     row[AXES + k] = (uint32_t)least(hi, s->cuts[k][at[k] + 1]);
-    n *= row[AXES + k] - row[k];
   }
+}
+
+/* What of a step's output can be computed: all before `end` along `axis`; everything where `axis` is -1. */
+struct done { int64_t axis, end; };
+
+/* The part of a tile that can be computed now and could not before. NULL: nothing could. Where the axes differ, some of it was computed
+ * before. */
+static void newest(const struct step *s, uint32_t *row, const int64_t *at, struct done now, const struct done *before) {
+  int some = !before || before->axis >= 0;
+  for (int64_t k = 0; k < s->axes; k++) {
+    int64_t lo = s->cuts[k][at[k]], hi = s->cuts[k][at[k] + 1];
+    if (now.axis == k) hi = least(hi, now.end);
+    if (before && before->axis == k && (now.axis == k || now.axis < 0)) lo = most(lo, before->end);
+    row[k] = (uint32_t)lo, row[AXES + k] = (uint32_t)hi;
+    some &= lo < hi;
+  }
+  for (int64_t k = s->axes; k < AXES; k++) row[k] = 0, row[AXES + k] = 1;
+  if (now.axis >= s->axes) some = 0; /* a number: its only axis has no index */
+  if (!some) row[0] = UINT32_MAX, row[AXES] = 0;
+}
+
+static double elements(const struct step *s, const uint32_t *row) {
+  double n = 1;
+  if (row[0] >= row[AXES]) return 0;
+  for (int64_t k = 0; k < s->axes; k++) n *= row[AXES + k] - row[k];
   for (int64_t k = s->axes; k < s->rank; k++) n *= (double)s->dims[k];
   return n;
 }
@@ -161,7 +190,8 @@ static double rounded(const struct step *s, uint32_t *row, const int64_t *at) {
 /* Tiles of a step, and their elements. */
 struct count { double tiles, all_tiles, work, all_work; };
 
-static void finish(const struct step *s, uint32_t *part, struct count *count) {
+/* `now`: NULL for changes. */
+static void finish(const struct step *s, uint32_t *part, struct count *count, const struct done *now, const struct done *before) {
   int64_t at[AXES] = {0}, k = 0;
   double all = s->work;
   for (int64_t j = 0; j < s->rank; j++) all *= (double)s->dims[j];
@@ -169,7 +199,10 @@ static void finish(const struct step *s, uint32_t *part, struct count *count) {
   while (k >= 0) {
     int64_t number = 0;
     for (int64_t j = 0; j < s->axes; j++) number += at[j] * s->cells[j][2];
-    double n = rounded(s, part + number * 2 * AXES, at);
+    uint32_t *row = part + number * 2 * AXES;
+    if (now) newest(s, row, at, *now, before);
+    else widest(s, row, at);
+    double n = elements(s, row);
     count->tiles += n > 0;
     count->all_tiles += 1;
     count->work += n * s->work;
@@ -183,44 +216,106 @@ static int64_t tiles_of(const struct step *s) {
   return n;
 }
 
-/* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. A client may write there meanwhile. */
+/* A box of an input as a client wrote it, who may write there meanwhile. Returns 0 where it is empty. */
+static int read_box(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct box *b) {
+  int there = 1;
+  *b = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < rank; k++) {
+    b->lo[k] = most(in[k], 0);
+    b->hi[k] = least(in[RANK + k], dims[k]);
+    there &= b->lo[k] < b->hi[k];
+  }
+  return there;
+}
+
+/* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. */
 static void read(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
   int32_t n = in[0];
+  struct box b;
   list->n = 0;
-  for (int32_t i = 0; i < n && i < MOST; i++) {
-    struct box b = {{0}, {0}};
-    int there = 1;
-    for (int64_t k = 0; k < rank; k++) {
-      b.lo[k] = most(in[1 + (2 * i) * RANK + k], 0);
-      b.hi[k] = least(in[1 + (2 * i + 1) * RANK + k], dims[k]);
-      there &= b.lo[k] < b.hi[k];
-    }
-    if (there) add(list, b, rank);
+  for (int32_t i = 0; i < n && i < MOST; i++)
+    if (read_box(in + 1 + 2 * i * RANK, dims, rank, &b)) add(list, b, rank);
+}
+
+/* Inputs that arrive. Lists have other contents then: box 0 is missing now, box 1 was missing before. Bit t of `n` says whether box t is
+ * there. */
+enum { NOW, BEFORE, TIMES };
+
+static void read_missing(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
+  list->n = 0;
+  for (int t = 0; t < TIMES; t++, in += 2 * RANK) {
+    const int there = rank ? read_box(in + 1, dims, rank, &list->box[t]) : in[1] < in[1 + RANK]; /* a number: a row of one element */
+    list->n |= (int64_t)there << t;
   }
+}
+
+/* What can be computed of a step where a box of its output reads what is missing: all before that box, if the box has all the rest.
+ * Otherwise nothing. */
+static struct done before_box(const struct step *s, const struct box *missing) {
+  const struct done nothing = {0, 0};
+  int64_t axis = -1;
+  for (int64_t k = 0; k < s->rank; k++) {
+    if (missing->hi[k] < s->dims[k]) return nothing;
+    if (!missing->lo[k]) continue;
+    if (axis >= 0) return nothing;
+    axis = k;
+  }
+  if (axis < 0 || axis >= s->axes) return nothing;
+  return (struct done){axis, missing->lo[axis] / s->cells[axis][1] * s->cells[axis][1]};
+}
+
+/* What can be computed of a step at a time. Everything else of it becomes what its readers miss. */
+static struct done possible(const struct step *s, const struct list *lists, int t, struct list *own) {
+  struct box missing, out;
+  const int64_t *w = s->reads;
+  int some = 0;
+  for (int64_t r = 0; r < s->n_reads; r++, w = next_read(w))
+    if (lists[w[0]].n >> t & 1 && reaches(s, w, &lists[w[0]].box[t], &out)) missing = some ? hull(&missing, &out, s->rank) : out, some = 1;
+  if (!some) return (struct done){-1, 0};
+  struct done d = before_box(s, &missing);
+  struct box *rest = &own->box[t];
+  *rest = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < s->rank; k++) rest->hi[k] = s->dims[k];
+  if (s->rank) rest->lo[d.axis] = d.end;
+  own->n |= (int64_t)1 << t;
+  return d;
 }
 
 int FN(reach)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *counts = &c->args[1], *in = &c->args[2];
-  const int64_t *w = c->params, n_inputs = w[0], n_steps = w[1];
+  const volatile int32_t *words = (const volatile int32_t *)in->ptr;
+  const int64_t *w = c->params, n_inputs = w[0], n_steps = w[1], n_outputs = w[2];
+  const int32_t mode = n_inputs ? words[0] : 0;
+  const int arriving = mode == ASPEN_REACH_ARRIVING || mode == ASPEN_REACH_FIRST;
   uint32_t *part = (uint32_t *)out->ptr;
+  double *ready = (double *)counts->ptr + sizeof(struct count) / sizeof(double);
   struct list *lists = (struct list *)c->scratch;
   struct count count = {0, 0, 0, 0};
   if (c->scratch_bytes < (size_t)(n_inputs + n_steps) * sizeof *lists) return ASPEN_KERNEL_SCRATCH;
-  w += 2;
-  for (int64_t i = 0; i < n_inputs; i++) {
-    read((const volatile int32_t *)in->ptr + i * ASPEN_REACH_WORDS, w + 1, w[0], &lists[i]);
+  w += 3;
+  for (int64_t i = 0; i < n_inputs; i++, words += ASPEN_REACH_WORDS) {
+    if (arriving) read_missing(words, w + 1, w[0], &lists[i]);
+    else read(words, w + 1, w[0], &lists[i]);
     w += 1 + w[0];
   }
   for (int64_t row = 0; row < out->dims[0]; row++)
     for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
+  memset(ready, 0, 2 * n_outputs * sizeof *ready);
   part += 2 * AXES; /* the row of REACH itself */
   for (int64_t k = 0; k < n_steps; k++) {
     struct step s = step_at(w);
-    int64_t n = tiles_of(&s);
+    int64_t n = tiles_of(&s), output = k - (n_steps - n_outputs);
     struct list *own = &lists[n_inputs + k];
-    follow(&s, lists, own);
-    for (int64_t i = 0; n && i < own->n; i++) widen(&s, &own->box[i], part);
-    if (n) finish(&s, part, &count);
+    if (arriving) {
+      own->n = 0;
+      struct done now = possible(&s, lists, NOW, own), before = possible(&s, lists, BEFORE, own);
+      if (n) finish(&s, part, &count, &now, mode == ASPEN_REACH_FIRST ? NULL : &before);
+      if (output >= 0) ready[2 * output] = (double)now.axis, ready[2 * output + 1] = (double)now.end;
+    } else {
+      follow(&s, lists, own);
+      for (int64_t i = 0; n && i < own->n; i++) widen(&s, &own->box[i], part);
+      if (n) finish(&s, part, &count, NULL, NULL);
+    }
     part += n * 2 * AXES;
     w += w[0];
   }
