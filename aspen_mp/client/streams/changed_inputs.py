@@ -45,7 +45,7 @@ class ChangedInput:
         self._object = slot.dtype == "object"
         self._kept = kept
         self._bounds = bounds
-        self._axes = _image_axes(self._shape)
+        self._axes = image_axes(self._shape)
         self._images: Images | None = None
 
     def start(self, value: Any) -> float:
@@ -163,7 +163,13 @@ def share(inputs: Sequence[ChangedInput], parts: Mapping[str, float], sizes: Map
     return sum(parts[one.name] * sizes[one.name] for one in inputs) / whole if whole else 0.0
 
 
-def _image_axes(shape: Sequence[int]) -> tuple[int, int]:
+def trust_word(buffer: memoryview, region: int, changes: protocol.Slot) -> Array:
+    """The word of a region that says whether its activations are trusted (`plan_header.request_kept`). `region`: where it begins in
+    `buffer`. `changes`: the input that REACH reads."""
+    return np.ndarray((1,), np.uint32, buffer, region + changes.offset - NUMBERS["REACH_LINE"])
+
+
+def image_axes(shape: Sequence[int]) -> tuple[int, int]:
     """The two longest axes, those of an image; with four axes or more, the first is not one of them."""
     first = 1 if len(shape) >= IMAGE_AXES else 0
     longest = sorted(sorted(range(first, len(shape)), key=lambda axis: -shape[axis])[:2])
