@@ -6,7 +6,8 @@ runs the elements whose inputs are all there now (docs/protocol/reach.md, "Arriv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -83,8 +84,9 @@ class ArrivingRequest:
             self._release()
             self.future.settle()
             raise
-        self.future.stop = self._stop
-        self.future.add_done_callback(lambda _: self._wake())
+        own = weakref.ref(self)  # the request ends when it is forgotten, so its future does not keep it
+        self.future.stop = partial(_if_there, own, ArrivingRequest._stop)
+        self.future.add_done_callback(lambda _: _if_there(own, ArrivingRequest._wake))
         self._go_on()  # there may be nothing to wait for; or its time was over while it was planned
 
     def _begin(self, blanks: Mapping[str, Any], deadline: float | None) -> None:
@@ -145,8 +147,8 @@ class ArrivingRequest:
             rows: The rows, whole along all other axes, with the input's dtype. Lists and numbers are converted to it.
             at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. What can run depends
                 on the first row that is missing.
-            axis: Which axis rows are elements of. The first write to an input decides. None: the first of the input's two longest axes,
-                which is an image's height. With four axes or more, the batch is not one of these.
+            axis: Which axis rows are elements of. The first write to an input decides. None: the axis along which it has fewer elements than
+                the input, such as an image's height.
 
         Raises:
             RequestError: There is no such input, the rows do not fit it, or some were written before. Or the request has ended: then this is
@@ -395,5 +397,19 @@ class ArrivingRequest:
 
     def __del__(self) -> None:
         future = getattr(self, "future", None)
-        if future is not None and not future.done() and hasattr(self, "_session"):
-            self._session.later(future.cancel)  # no lock may be taken here
+        if future is None or future.done() or not hasattr(self, "_session"):
+            return
+        if not self._handed_over:
+            self._release()
+            self._session.later(partial(_forget, future))  # it takes locks, which may be held here
+
+
+def _if_there(own: weakref.ref[ArrivingRequest], do: Callable[[ArrivingRequest], None]) -> None:
+    request = own()
+    if request is not None:
+        do(request)
+
+
+def _forget(future: RequestFuture) -> None:
+    future.cancel()
+    future.settle()

@@ -57,7 +57,7 @@ class ArrivingInput:
     def take(self, rows: Any, at: int | None, axis: int | None) -> tuple[Array, Array, tuple[int, int]]:
         """Check rows that are to be written. Return them, the place where they go, and their range. Nobody else may write these then."""
         array = self._checked(rows)
-        self._choose(axis)
+        self._choose(axis, array.shape)
         if not self.array.ndim and array.size == 1:
             array = array.reshape(())
         others = [n for k, n in enumerate(array.shape) if k != self.axis]
@@ -72,7 +72,7 @@ class ArrivingInput:
             again = first + int(np.argmax(self._taken[first:last]))
             raise RequestError(f"{self._where}: row {again} has been written before. Write each row once")
         self._taken[first:last] = True
-        self._next = last
+        self._next, self._chosen = last, True
         return array, self.array[self._place(first, last)], (first, last)
 
     def _place(self, first: int, last: int) -> tuple[Any, ...]:
@@ -89,17 +89,20 @@ class ArrivingInput:
         except (TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"{self._where} is {dtype}, and these rows cannot be converted: {error}") from None
 
-    def _choose(self, axis: int | None) -> None:
-        """The first write may say which axis rows are of."""
-        rank = self.array.ndim
+    def _choose(self, axis: int | None, shape: tuple[int, ...]) -> None:
+        """The first write says which axis rows are of: by `axis`, or by the one axis along which it has fewer elements than the input."""
+        rank, chosen = self.array.ndim, self.axis
         if axis is not None and rank:
             chosen = arguments.whole("axis", axis, -rank, rank - 1) % rank
-            if chosen != self.axis:
-                if self._chosen:
-                    raise RequestError(f"{self._where}: rows were those of axis {self.axis} before, not {chosen}")
-                self.axis = chosen
-                self._rows()
-        self._chosen = True
+        elif not self._chosen and len(shape) == rank:
+            fewer = [k for k, (some, whole) in enumerate(zip(shape, self.array.shape, strict=True)) if some != whole]
+            chosen = fewer[0] if len(fewer) == 1 else chosen
+        if chosen == self.axis:
+            return
+        if self._chosen:
+            raise RequestError(f"{self._where}: rows were those of axis {self.axis} before, not {chosen}")
+        self.axis = chosen
+        self._rows()
 
     def arrive(self, span: tuple[int, int]) -> None:
         """Rows that were taken have been copied."""
