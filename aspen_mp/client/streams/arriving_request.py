@@ -28,7 +28,6 @@ from aspen_mp.system import clock, processes, threads
 if TYPE_CHECKING:
     from aspen_mp.client.requests.region import Region
     from aspen_mp.client.requests.stage import Stage
-    from aspen_mp.client.requests.stage_tree import StageTree
     from aspen_mp.client.requests.waiting import Waiting
     from aspen_mp.shm.bindings import _channel
 
@@ -61,6 +60,7 @@ class ArrivingRequest:
     ) -> None:
         """`blanks`: of inputs, arrays that have their shape and dtype. `names`: of outputs that are wanted. `outputs`: names of all."""
         self._model = model
+        self._blanks = blanks
         self._names = names
         self._wanted = list(outputs if names is None else names)
         self._urgency, limit = terms
@@ -74,12 +74,15 @@ class ArrivingRequest:
         self._elsewhere = False  # then it is an ordinary request
         self._handed_over = False
         self._lost: RuntimeLost | None = None
+        self._stale = self._moving = False  # the plan has gone; a writer looks for another one
+        left = int(self._urgency.left() * 1e9) if self._urgency.due_ns else 0
+        self._band_urgency = Urgency(self._urgency.level, left, True)  # the future drops what is late
         self._outputs: dict[str, ArrivingOutput] = {}
         self._stage: Stage | None = None
         self._region: Region | None = None
         self.future = model.begun(self._urgency, limit)
         try:
-            self._begin(blanks, None if limit is None else clock.monotonic() + limit)
+            self._begin(None if limit is None else clock.monotonic() + limit)
         except BaseException:
             self._release()
             self.future.settle()
@@ -89,43 +92,71 @@ class ArrivingRequest:
         self.future.add_done_callback(lambda _: _if_there(own, ArrivingRequest._wake))
         self._go_on()  # there may be nothing to wait for; or its time was over while it was planned
 
-    def _begin(self, blanks: Mapping[str, Any], deadline: float | None) -> None:
+    def _begin(self, deadline: float | None) -> None:
         """Find the plan and take memory. Without a plan that keeps activations, inputs are collected, and are an ordinary request's."""
-        urgency, name = self._urgency, self._model.name
-        left = int(urgency.left() * 1e9)
-        self._band_urgency = Urgency(urgency.level, max(left, 1) if urgency.due_ns else 0, True)  # the future drops what is late
-        tree, stage = self._plan(blanks, deadline)
-        self._session = tree.session
-        there = [] if stage is None else [slot.name for slot in stage.planned.outputs]
-        if stage is None or not stage.plain or not all(one in there for one in self._wanted):
-            self._elsewhere = True
-            self._inputs = {one: ArrivingInput(name, one, np.zeros(blank.shape, blank.dtype)) for one, blank in blanks.items()}
-            self._planned: list[ArrivingInput] = []
-            return
-        self._stage, self._region = stage, stage.take_region()
-        region = self._region
-        *slots, changes = stage.planned.inputs
-        self._bounds = region.inputs[-1]
-        self._trust = trust_word(region.span.buffer, region.span.offset, changes)
-        views = {slot.name: view for slot, view in zip(slots, region.inputs, strict=False)}
+        stage = self._plan(deadline)
+        if stage is not None:
+            self._attach(stage)
+        views = {} if stage is None else self._views
         for view in views.values():
             view[...] = 0  # a request that runs whole before its time finds no other's data, and no index out of range
         self._inputs = {
-            one: ArrivingInput(name, one, views[one] if one in views else np.zeros(blank.shape, blank.dtype)) for one, blank in blanks.items()
+            one: ArrivingInput(self._model.name, one, views[one] if one in views else np.zeros(blank.shape, blank.dtype))
+            for one, blank in self._blanks.items()
         }
-        self._planned = [self._inputs[slot.name] for slot in slots]
-        self._at_end = not self._planned
-        self._outputs = {one: ArrivingOutput(region.outputs[there.index(one)]) for one in self._wanted}
+        self._planned = [self._inputs[one] for one in views]
+        self._elsewhere, self._at_end = stage is None, not views
+
+    def _attach(self, stage: Stage) -> None:
+        """Take memory for a plan."""
+        region = stage.take_region()
+        self._stage, self._region = stage, region
+        *slots, changes = stage.planned.inputs
+        self._bounds = region.inputs[-1]
+        self._trust = trust_word(region.span.buffer, region.span.offset, changes)
+        self._views = {slot.name: view for slot, view in zip(slots, region.inputs, strict=False)}
+        there = [slot.name for slot in stage.planned.outputs]
+        for one in self._wanted:
+            self._outputs.setdefault(one, ArrivingOutput()).attach(region.outputs[there.index(one)])
         self._places = [(self._outputs[one], there.index(one)) for one in self._wanted]
 
-    def _plan(self, blanks: Mapping[str, Any], deadline: float | None) -> tuple[StageTree, Stage | None]:
+    def _plan(self, deadline: float | None) -> Stage | None:
+        """The plan. None where there is none that is all of the model and keeps activations."""
         losses = 0
         while True:
             try:
-                tree = self._model.stages(deadline).for_streams("bits")
-                return tree, tree.plan_first(blanks, None, ahead=False).stage
+                self._tree = self._model.stages(deadline).for_streams("rows")
+                self._session = self._tree.session
+                stage = self._tree.plan_first(self._blanks, None, ahead=False).stage
             except RuntimeLost as lost:
                 losses = self._model.losses(losses, lost)
+                continue
+            there = [] if stage is None else [slot.name for slot in stage.planned.outputs]
+            return stage if stage is not None and stage.plain and all(one in there for one in self._wanted) else None
+
+    def _move(self) -> None:
+        """The plan has gone: begin again with the one in its place. A writer calls this, who may wait for the planner process."""
+        with self._changed:
+            if not self._stale or self._copying or self._handed_over or self.future.done():
+                return  # the last one of several writers sees to it
+            self._copying += 1
+            self._moving = True
+        old, region = self._stage, self._region
+        try:
+            stage = self._plan(None)
+            if stage is not None:
+                self._attach(stage)
+                for one in self._planned:
+                    one.move(self._views[one.name])
+                if old is not None and region is not None:
+                    old.end(region)
+            self._elsewhere |= stage is None
+        finally:
+            with self._changed:
+                self._copying -= 1
+                self._moving = self._stale = False
+                self._bands = 0
+                self._changed.notify_all()
 
     def __enter__(self) -> ArrivingRequest:
         return self
@@ -159,6 +190,7 @@ class ArrivingRequest:
             self._model.check_names([name])
             raise RequestError(f"model {self._model.name!r}: input {name!r} has no shape in this request")
         with self._changed:
+            self._changed.wait_for(lambda: not self._moving)
             self._check_open()
             one = self._inputs[name]
             array, place, span = one.take(rows, at, axis)
@@ -174,7 +206,7 @@ class ArrivingRequest:
                     one.arrive(span)
                 else:
                     one.give_up(span)
-            self._go_on()
+            self._go_on(moves=True)
 
     def _check_open(self) -> None:
         if not self.future.done():
@@ -259,20 +291,26 @@ class ArrivingRequest:
 
     # ---- bands
 
-    def _go_on(self) -> None:
-        """Start what the rows that are there allow, and give back what is not needed."""
+    def _go_on(self, *, moves: bool = False) -> None:
+        """Start what the rows that are there allow, and give back what is not needed. `moves`: there may be another plan."""
         if self.future.done():
             self._let_go()
             return
         try:
+            if self._stale and moves:
+                self._move()
             with self._changed:
                 complete = all(one.complete for one in self._inputs.values())
-                if self._running is None and not self._elsewhere and (complete or (not self._at_end and any(x.due for x in self._planned))):
+                apart = self._elsewhere or self._stale
+                due = complete or (not self._at_end and any(one.due for one in self._planned))
+                if due and not apart and self._running is None and not self.future.done():
                     self._submit(complete)
-                over = self._elsewhere and complete and not self._handed_over
+                over = apart and complete and not self._handed_over and not self._moving
                 self._handed_over |= over
             if over:
                 self._hand_over()
+            elif self.future.done():  # meanwhile
+                self._let_go()
         except RuntimeLost as lost:
             if self._survives(lost):
                 self._go_on()
@@ -353,7 +391,11 @@ class ArrivingRequest:
             except RuntimeLost:
                 return False
             self._elsewhere, self._lost = True, error
-        elif isinstance(error, (Stale, Short)):
+        elif isinstance(error, Stale):
+            self._stale = True
+            if self._stage is not None:
+                self._tree.stale(self._stage)
+        elif isinstance(error, Short):
             self._elsewhere = True
         elif isinstance(error, RequestError) and not isinstance(error, _ENDS) and not self._last:
             self._at_end = True

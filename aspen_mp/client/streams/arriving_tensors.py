@@ -114,6 +114,11 @@ class ArrivingInput:
         """Rows that were taken have not been copied."""
         self._taken[slice(*span)] = False
 
+    def move(self, array: Array) -> None:
+        """Go on elsewhere, where nothing has been computed. Nobody writes rows meanwhile."""
+        array[...] = self.array
+        self.array, self.told = array, 0
+
     def tell(self, bounds: npt.NDArray[np.int32], mode: int) -> None:
         """Write for REACH what is missing now, and what was missing at the band before. A number has one row."""
         rank = self.array.ndim
@@ -131,13 +136,17 @@ class ArrivingInput:
 class ArrivingOutput:
     """An output of which rows are copied as they are computed. Rows are elements along the axis by which the first of them come."""
 
-    def __init__(self, view: Array) -> None:
-        """`view`: the output in the request's region."""
-        self._view = view
-        self.array: Array = np.empty(view.shape, view.dtype)
+    def __init__(self) -> None:
+        self._view = self.array = np.empty(0)
         self.axis = -1
         self.rows = 0
         self.whole = False
+
+    def attach(self, view: Array) -> None:
+        """From now on it is read here, in the request's region."""
+        if not self.rows:
+            self.array = np.empty(view.shape, view.dtype)
+        self._view = view
 
     def take(self, axis: int, rows: int) -> tuple[int, int, bool]:
         """Copy what is new where `rows` along `axis` are computed; axis -1: all are. Return what the fields become, which the caller sets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,9 @@ from onnx import TensorProto, helper
 from process_tools import WATCHDOG_S, wait_until
 
 import aspen_mp
+from aspen_mp.client.requests.stage import Short, Stale
 from aspen_mp.client.streams.arriving_request import ArrivingRequest
+from aspen_mp.client.streams.arriving_tensors import ArrivingOutput
 from aspen_mp.errors import DeadlineMissed, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 F32 = TensorProto.FLOAT
@@ -72,7 +74,11 @@ def info(name: str, *shape: int) -> Any:
 
 def idle(model: aspen_mp.Model) -> int:
     """Regions that wait for a request that keeps activations."""
-    return sum(len(stage._idle) for node in model._tree.for_streams("bits")._roots.values() for stage in node.stages())
+    return sum(len(stage._idle) for node in model._tree.for_streams("rows")._roots.values() for stage in node.stages())
+
+
+def write_four(request: ArrivingRequest, x: Array, k: int) -> None:
+    request.write("x", x[:, :, 4 * k : 4 * k + 4], 4 * int(k))
 
 
 def band_has_ended(request: ArrivingRequest) -> bool:
@@ -81,8 +87,9 @@ def band_has_ended(request: ArrivingRequest) -> bool:
 
 def test_first_rows_come_before_half_of_the_input(chain: aspen_mp.Model) -> None:
     x, name = image(chain), name_of(chain)
-    with chain.stream() as stream:
-        want = stream.run(x)["y"]
+    with chain.begin() as request:
+        request.write(name, x)
+        want = request.result(WATCHDOG_S)["y"]
     with chain.begin() as request:
         for first in range(0, ROWS // 2, 8):
             request.write(name, x[:, :, first : first + 8])
@@ -250,3 +257,46 @@ def test_the_runtime_closes() -> None:
         request.write(name_of(model), np.zeros((1, CHANNELS, ROWS - 16, ROWS), np.float32))
         request.result(WATCHDOG_S)
     assert request.future.done()
+
+
+@pytest.mark.parametrize("kind", [Stale, RequestError, Short])
+def test_a_band_fails(chain: aspen_mp.Model, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    """The plan has gone, or a band met garbage that a fault of a worker has left. The request begins again; rows that were read stay."""
+    x, name = image(chain), name_of(chain)
+    with chain.begin() as request:
+        request.write(name, x)
+        want = request.result(WATCHDOG_S)["y"]
+    take, errors = ArrivingOutput.take, [Short({}) if kind is Short else kind()]
+
+    def failing(output: ArrivingOutput, axis: int, rows: int) -> tuple[int, int, bool]:
+        if rows > 20 and errors:
+            raise errors.pop()
+        return take(output, axis, rows)
+
+    monkeypatch.setattr(ArrivingOutput, "take", failing)
+    with chain.begin() as request:
+        rows, first = request.rows(), 0
+        for at in range(0, ROWS, 16):
+            request.write(name, x[:, :, at : at + 16])
+            wait_until(partial(band_has_ended, request), "the band to end")
+            if not at:
+                first, found = next(rows)
+                assert found.tobytes() == want[:, :, : found.shape[2]].tobytes()
+        got = request.result(WATCHDOG_S)["y"]
+        assert not errors
+        assert np.abs(got - want).max() <= 1e-4 * np.ptp(want)
+        assert sum(part.shape[2] for _, part in rows) + found.shape[2] == ROWS
+    wait_until(lambda: chain.in_flight == 0, "the request to end")
+
+
+def test_many_writers(chain: aspen_mp.Model) -> None:
+    """Rows come from several threads in any order."""
+    x, name = image(chain), name_of(chain)
+    with chain.begin() as request:
+        request.write(name, x)
+        want = request.result(WATCHDOG_S)["y"]
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(ROWS // 4)
+        with chain.begin() as request, ThreadPoolExecutor(4) as pool:
+            list(pool.map(partial(write_four, request, x), order))
+            assert request.result(WATCHDOG_S)["y"].tobytes() == want.tobytes()
