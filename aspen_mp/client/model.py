@@ -345,8 +345,9 @@ class Model(Submission):
     ) -> ArrivingRequest:
         """Begin a request whose inputs are written in pieces, such as rows of an image that a network or a decoder delivers.
 
-        Parts of the model run as soon as the rows that they read are there. Results have the bits of `stream` with `same_bits`. A model of
-        several stages, or with values that are not tensors, runs when all rows are there. A shape that was not seen before is planned first.
+        Parts of the model run as soon as the rows that they read are there. The result has the same bits whatever the pieces are. They may
+        differ from those of `run` by rounding errors, because the plan is another one. A model of several stages, or with values that are
+        not tensors, runs when all rows are there. A shape that was not seen before is planned first.
 
         Args:
             shapes: {input: shape}, where the model does not fix them. An optional input is written only if it is named.

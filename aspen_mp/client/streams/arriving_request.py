@@ -1,7 +1,7 @@
 """A request whose inputs arrive in pieces. What they allow runs while the rest is on its way.
 
-No worker waits for a writer. Each time rows have arrived, and the band before has ended, the client submits an ordinary request, a *band*. It
-runs the elements whose inputs are all there now (docs/protocol/reach.md, "Arriving rows"). So a writer that dies leaves nothing running.
+No worker waits for a writer. Each time rows have arrived, and the band before has ended, the client submits an ordinary request, a *band*.
+It runs the elements whose inputs are all there now (docs/protocol/reach.md, "Arriving rows"). So a writer that dies leaves nothing running.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ class ArrivingRequest:
     """
 
     def __init__(
-        self, model: Arriving, blanks: Mapping[str, Any], names: Sequence[str] | None, terms: tuple[Urgency, float | None], outputs: Sequence[str]
+        self,
+        model: Arriving,
+        blanks: Mapping[str, Any],
+        names: Sequence[str] | None,
+        terms: tuple[Urgency, float | None],
+        outputs: Sequence[str],
     ) -> None:
         """`blanks`: of inputs, arrays that have their shape and dtype. `names`: of outputs that are wanted. `outputs`: names of all."""
         self._model = model
@@ -176,14 +181,14 @@ class ArrivingRequest:
         Args:
             name: The input.
             rows: The rows, whole along all other axes, with the input's dtype. Lists and numbers are converted to it.
-            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. What can run depends
-                on the first row that is missing.
-            axis: Which axis rows are elements of. The first write to an input decides. None: the axis along which it has fewer elements than
-                the input, such as an image's height.
+            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. What can run
+                depends on the first row that is missing.
+            axis: Which axis rows are elements of. The first write to an input decides. None: the axis along which it has fewer elements
+                than the input, such as an image's height.
 
         Raises:
-            RequestError: There is no such input, the rows do not fit it, or some were written before. Or the request has ended: then this is
-                the error that ended it.
+            RequestError: There is no such input, the rows do not fit it, or some were written before. Or the request has ended: then this
+                is the error that ended it.
             RequestTimeout, DeadlineMissed, RequestCancelled, RuntimeLost: The request has ended so.
         """
         if name not in self._inputs:

@@ -116,8 +116,14 @@ def _scratch(node: Node) -> int:
 SPECS = (
     OpSpec(
         name=NAME,
-        inputs=(Input("changes", "[inputs, words], i32: for each input the number of changed boxes, and their bounds; or what is missing of it"),),
-        params=(Param("program", "inputs, steps and outputs, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]),),
+        inputs=(
+            Input(
+                "changes", "[inputs, words], i32: for each input the number of changed boxes, and their bounds; or what is missing of it"
+            ),
+        ),
+        params=(
+            Param("program", "inputs, steps and outputs, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]),
+        ),
         outputs=2,
         region=_region,
         checks=_checks,

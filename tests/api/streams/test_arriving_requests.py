@@ -254,9 +254,13 @@ def test_the_runtime_closes() -> None:
         request = model.begin()
         request.write(name_of(model), np.zeros((1, CHANNELS, 16, ROWS), np.float32))
     with pytest.raises(RuntimeLost):
-        request.write(name_of(model), np.zeros((1, CHANNELS, ROWS - 16, ROWS), np.float32))
-        request.result(WATCHDOG_S)
+        finish(request, np.zeros((1, CHANNELS, ROWS - 16, ROWS), np.float32))
     assert request.future.done()
+
+
+def finish(request: ArrivingRequest, rows: Array) -> None:
+    request.write("x", rows)
+    request.result(WATCHDOG_S)
 
 
 @pytest.mark.parametrize("kind", [Stale, RequestError, Short])
@@ -275,12 +279,12 @@ def test_a_band_fails(chain: aspen_mp.Model, monkeypatch: pytest.MonkeyPatch, ki
 
     monkeypatch.setattr(ArrivingOutput, "take", failing)
     with chain.begin() as request:
-        rows, first = request.rows(), 0
+        rows = request.rows()
         for at in range(0, ROWS, 16):
             request.write(name, x[:, :, at : at + 16])
             wait_until(partial(band_has_ended, request), "the band to end")
             if not at:
-                first, found = next(rows)
+                _, found = next(rows)
                 assert found.tobytes() == want[:, :, : found.shape[2]].tobytes()
         got = request.result(WATCHDOG_S)["y"]
         assert not errors

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def spoil(request: ArrivingRequest, byte: int) -> None:
 def pieces(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
     """Ranges of rows that cover all, in order or not."""
     cuts = sorted({0, length, *rng.integers(0, length + 1, rng.integers(0, 7)).tolist()})
-    found = list(zip(cuts, cuts[1:], strict=False))
+    found = list(pairwise(cuts))
     if rng.random() < 0.5:
         rng.shuffle(found)
     return found
