@@ -1,7 +1,7 @@
 """A detector on what cameras send: noise in every pixel, and one object that moves. `aspen-mp bench cameras`.
 
 First one camera: a stream with a tolerance runs each frame, and then the model runs it whole. Boxes of both are compared. Then several
-cameras, each in a process of its own, with its own clip: streams on one runtime, whole frames on that runtime, and onnxruntime with a
+cameras, each in a process of its own, with its own clip. They run streams on one runtime, whole frames on it, and onnxruntime with a
 session for each process. Engines take turns.
 """
 

@@ -549,7 +549,9 @@ struct aspen_client_segment {
   struct aspen_magic magic;
   uint32_t client;   /* server, at creation */
   uint32_t closed;   /* server: 1 when it has dropped the client */
-  uint64_t reserved0[3];
+  uint32_t faults;   /* server, while the world stands still: `signals.faults` after a worker may have scribbled */
+  uint32_t reserved3;
+  uint64_t reserved0[2];
   uint32_t completions; /* futex. DSE: ++ after each DONE */
   uint32_t waiters;     /* client: threads that sleep on `completions` */
   uint64_t reserved1[7];

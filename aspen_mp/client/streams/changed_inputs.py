@@ -45,7 +45,7 @@ class ChangedInput:
         self._object = slot.dtype == "object"
         self._kept = kept
         self._bounds = bounds
-        self._axes = _image_axes(self._shape)
+        self._axes = image_axes(self._shape)
         self._images: Images | None = None
 
     def start(self, value: Any) -> float:
@@ -163,7 +163,7 @@ def share(inputs: Sequence[ChangedInput], parts: Mapping[str, float], sizes: Map
     return sum(parts[one.name] * sizes[one.name] for one in inputs) / whole if whole else 0.0
 
 
-def _image_axes(shape: Sequence[int]) -> tuple[int, int]:
+def image_axes(shape: Sequence[int]) -> tuple[int, int]:
     """The two longest axes, those of an image; with four axes or more, the first is not one of them."""
     first = 1 if len(shape) >= IMAGE_AXES else 0
     longest = sorted(sorted(range(first, len(shape)), key=lambda axis: -shape[axis])[:2])

@@ -282,6 +282,10 @@ def test_trace(model: Path, tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" and event["cat"].startswith("tile") for event in events) == sum(w["tiles"] for w in report["workers"])
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert "median" in ok("trace", model, "--batch", 8, "--workers", 1, "--repeat", 1)
+    drawn = tmp_path / "tiles.svg"
+    assert as_json("trace", model, "--batch", 8, "--changed", 1, "--repeat", 1, "--tiles", drawn)["tiles"] == str(drawn)
+    assert "tiles ran" in drawn.read_text()
+    assert cli("trace", "--changed", 1).returncode == 2
     assert cli("trace", "--workers", 2).returncode == 2
     assert cli("trace", model, "-o", tmp_path / "no" / "such.json").returncode == 1
 
