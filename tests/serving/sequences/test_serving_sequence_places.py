@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import cost_tools
 import numpy as np
 import pytest
+import serving_tools  # noqa: F401 (skips these without the extra)
+from cost_tools import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -164,7 +165,7 @@ def test_any_requests_one_after_the_other(steps: list[Any]) -> None:
         await book.check()
         assert not book.open
 
-    cost_tools.run(work())
+    run(work())
 
 
 @settings(max_examples=100, deadline=None)
@@ -187,7 +188,7 @@ def test_any_requests_at_once(steps: list[Any]) -> None:
             each.close()
         await book.check()
 
-    cost_tools.run(work())
+    run(work())
 
 
 def test_a_sequence_that_is_used_does_not_end() -> None:
@@ -202,4 +203,4 @@ def test_a_sequence_that_is_used_does_not_end() -> None:
         with pytest.raises(Refused, match="for 10 s"):
             await book.all[0].run(call(1, "here"), "normal", None)
 
-    cost_tools.run(work())
+    run(work())
