@@ -45,7 +45,7 @@ cnp.import_array()
 
 cdef enum:
     MAX_ARGS = 101
-    MAX_PARAMS = 1536
+    MAX_PARAMS = 4096
 
 cdef struct Frame:
     aspen_call call

@@ -27,6 +27,7 @@ from aspen_mp.system import clock
 
 if TYPE_CHECKING:
     from aspen_mp.client.session import Session
+    from aspen_mp.client.streams.arriving_request import ArrivingRequest
     from aspen_mp.client.streams.model_stream import ModelStream
     from aspen_mp.client.trials.choice import Choice
 
@@ -265,6 +266,15 @@ class Model(Submission):
         Raises:
             RequestError: An input is not a tensor of numbers, or the values of inputs decide shapes.
         """
+        blanks = self._blanks(shapes, "it has no buffer")
+        region, inputs, outputs = self._tree.hold(blanks)
+        # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
+        arrays = {name: inputs[name] if name in inputs else np.zeros(blank.shape, blank.dtype) for name, blank in blanks.items()}
+        return InputBuffers(region, arrays, outputs)
+
+    def _blanks(self, shapes: Mapping[str, Sequence[int]] | None, otherwise: str) -> dict[str, Any]:
+        """Arrays without memory for all inputs that are not optional, and those in `shapes`. `otherwise`: what follows where an input is no
+        tensor of numbers."""
         given = {
             info.name: info.shape
             for info in self.inputs
@@ -275,13 +285,9 @@ class Model(Submission):
         for info in self.inputs:
             if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
                 raise RequestError(
-                    f"model {self.name!r}: input {info.name!r} is not a tensor of numbers, so it has no buffer. Pass it to run() itself"
+                    f"model {self.name!r}: input {info.name!r} is not a tensor of numbers, so {otherwise}. Pass it to run() itself"
                 )
-        blanks = self._check(self._signature.blanks(given))  # type: ignore[arg-type]
-        region, inputs, outputs = self._tree.hold(blanks)
-        # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
-        arrays = {name: inputs[name] if name in inputs else np.zeros(blank.shape, blank.dtype) for name, blank in blanks.items()}
-        return InputBuffers(region, arrays, outputs)
+        return self._check(self._signature.blanks(given))  # type: ignore[arg-type]
 
     @property
     def transfers(self) -> Transfers:
@@ -335,6 +341,47 @@ class Model(Submission):
         same = tolerance.exact if same_bits is None else arguments.flag("same_bits", same_bits)
         most = 0 if memory is None else arguments.whole("memory", memory, 1)
         return ModelStream(self, same_bits=same, tolerance=tolerance, memory=most)
+
+    def begin(
+        self,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        deadline_ms: float | None = None,
+        on_late: OnLate = "drop",
+    ) -> ArrivingRequest:
+        """Begin a request whose inputs are written in pieces, such as rows of an image that a network or a decoder delivers.
+
+        Parts of the model run as soon as the rows that they read are there. The result has the same bits whatever the pieces are. They may
+        differ from those of `run` by rounding errors, because the plan is another one. A model of several stages, or with values that are
+        not tensors, runs when all rows are there. A shape that was not seen before is planned first.
+
+        Args:
+            shapes: {input: shape}, where the model does not fix them. An optional input is written only if it is named.
+            outputs: As of `run`.
+            timeout: Seconds from now. Without a result by then the request is cancelled and fails with RequestTimeout, also where rows are
+                missing.
+            priority: As of `run`.
+            deadline_ms: As of `run`. With "drop", the request is dropped when the deadline passes, and never before.
+            on_late: As of `run`.
+
+        Returns:
+            A request to write to. Use it in a `with` block: leaving it before the end cancels the request.
+
+        Raises:
+            RequestError: An input is no tensor of numbers, or has no shape.
+            QueueFull: As many requests wait as `max_queued` allows.
+            RuntimeLost: The runtime is gone.
+            TypeError, ValueError: An argument is none of these.
+        """
+        from aspen_mp.client.streams.arriving_request import ArrivingRequest
+
+        blanks = self._blanks(shapes, "it cannot be written in pieces")
+        names = self._signature.wanted(outputs)
+        terms = self.terms(timeout, priority, deadline_ms, on_late)
+        return ArrivingRequest(self, blanks, names, terms, self._signature.output_names)
 
     def arguments(
         self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None

@@ -1,4 +1,4 @@
-"""The tiles of a request that ran, as a picture: a column for each op, from the first to the last, and its tiles by their rows."""
+"""The tiles of a request that ran, as a picture. Each op has a column, and its tiles stand there by their rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aspen_mp.tracing.names import PlanNames
 from aspen_mp.tracing.plot import check
 from aspen_mp.tracing.recording import Recording
 
-SILENT: Final = ("JOIN", "END", "REACH")
-"""Kernels of tiles that compute nothing of the model."""
+SILENT: Final = ("JOIN", "END", "Reach")
+"""Kinds of ops that compute nothing of the model."""
 IMAGE_RANK: Final = 4
 ROWS: Final = 2
 """The axis of rows of an image, of `IMAGE_RANK` axes."""
@@ -68,7 +68,7 @@ def ran_by_op(recording: Recording) -> list[tuple[str, Rows]]:
         axis, length = places[number]
         bounds = (float(row["lo"][axis] / length), float(row["hi"][axis] / length))
         found[number][1].setdefault(bounds, []).append(not skipped)
-    return [one for one, op in zip(found, plan.ops, strict=True) if op.kernel not in SILENT and one[1]]
+    return [one for one, op in zip(found, plan.ops, strict=True) if op.kind not in SILENT and one[1]]
 
 
 def _rows_axis(plan: PlanNames, number: int) -> tuple[int, int]:

@@ -142,7 +142,7 @@ class Trace:
     def plot_tiles(self, path: str | os.PathLike[str]) -> None:
         """Draw the tiles of the last request: a column for each op, rows of its output downwards, tiles that ran dark.
 
-        Of a frame of a `ModelStream` it shows what a change has reached.
+        It shows what a change has reached, if that request is a frame of a `ModelStream`.
 
         Args:
             path: The picture, PNG, SVG or PDF as its name ends.

@@ -38,6 +38,11 @@ IMAGE_OUT_NS = 0.05
 """An element of its output besides."""
 
 
+BLOCK_ROWS, LEAST_BLOCK = 48, 2
+"""Where inputs arrive by rows: the least number of blocks that rows of an image make, and blocks that are small enough in any case."""
+ANY_BLOCK = 1 << 30
+
+
 def block_for(
     x: Shape,
     out: Shape,
@@ -45,15 +50,18 @@ def block_for(
     strides: tuple[int, int] = (1, 1),
     bf16: bool = False,
     allowed: Callable[[int], bool] = lambda block: True,
+    *,
+    by_rows: bool = False,
 ) -> int:
     """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `bf16`: that way
     may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.cost.accuracy`); it is asked for faster ones only.
+    `by_rows`: inputs arrive by rows. A block waits for all of its own, so few of an image's rows are one block's.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is taken to have its share of the memory's bandwidth. So the choice is good for any number of workers, and it must be
     the same for all.
     """
-    found = _blocks(x, out, kernel, strides, bf16, allowed)
+    found = _blocks(x, out, kernel, strides, bf16, allowed, max(LEAST_BLOCK, out[2] // BLOCK_ROWS) if by_rows else ANY_BLOCK)
     reasons.tell(found.reason)
     return found.block
 
@@ -75,7 +83,16 @@ def _named(block: int) -> str:
     return f"Winograd in blocks of {block}×{block}" if block else "direct sums"
 
 
-def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], bf16: bool, allowed: Callable[[int], bool]) -> _Blocks:
+def _blocks(
+    x: Shape,
+    out: Shape,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    bf16: bool,
+    allowed: Callable[[int], bool],
+    most: int = ANY_BLOCK,
+) -> _Blocks:
+    """`most`: rows of a block."""
     channels, outputs = x[1], out[1]
     found = _Blocks(0, _direct_ns(channels, out, prod(kernel), bf16 and not bf16_refused(channels, out[1], prod(kernel), strides)), [])
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
@@ -86,6 +103,8 @@ def _blocks(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, i
         ns, worth = _block_ns(channels, out, kernel, strides, block), WORTH if found.block else WORTH_AT_ALL
         if ns >= (1 - worth) * found.ns:
             found.tried.append(Tried(_named(block), f"it gains less than {worth:.0%}", ns * 1e-6))
+        elif blocks_of(kernel, strides, block).sides[0] > most:
+            found.tried.append(Tried(_named(block), "rows arrive one by one, and a block waits for all of its own", ns * 1e-6))
         elif not allowed(block):
             found.tried.append(Tried(_named(block), "its rounding error is beyond the accuracy asked for", ns * 1e-6))
         else:

@@ -11,9 +11,9 @@ MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 MOST_IN_FLIGHT = 1024
 """Requests at a time that tiles may be cut for."""
-Keeping = Literal["", "bits", "values"]
+Keeping = Literal["", "bits", "values", "rows"]
 """The purpose of kept activations: none, streams whose results have the bits of whole runs, or streams that recompute what exact arithmetic
-would change."""
+would change. "rows" is "bits" for requests whose inputs arrive by rows."""
 Objective = Literal["latency", "throughput"]
 """The aim of a model's tiles and instances: that one request ends soon, or that many are done in a time."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")
@@ -67,6 +67,7 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
     `in_flight`: for how many requests at a time the tiles are cut; 1: for requests alone. More finish more of them, later each
     (`planner.tiling.teams`). A runtime sets it for models that are loaded for throughput.
+    `by_rows`: whether inputs arrive by rows, so that algorithms are chosen which do not wait for many of them.
     `fuse`: whether operators are rewritten at all; False leaves each as it is.
     `stack_steps`: how many steps a sequence of a stack has at most (`planner.passes.depth_first`); None: as many as fit a cache.
     """
@@ -75,6 +76,7 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     barriers: bool = False
     stacks: bool = True
     fuse: bool = True
+    by_rows: bool = False
     stack_steps: Annotated[int, msgspec.Meta(ge=2)] | None = None
     in_flight: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_FLIGHT)] = 1
 

@@ -65,11 +65,12 @@ def lower(
     budget: accuracy.Budget = accuracy.UNLIMITED,
     choices: Choices | None = None,
     any_size: bool = False,
+    by_rows: bool = False,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
     algorithm, where the `budget` of error allows it (`planner.cost.accuracy`). `bf16`: products of bf16 compete with it
-    (`passes.precision.bf16`). `choices`, `any_size`: as of `Builder`."""
-    builder = Builder(winograd, bf16, budget, model.layers, choices, any_size)
+    (`passes.precision.bf16`). `choices`, `any_size`, `by_rows`: as of `Builder`."""
+    builder = Builder(winograd, bf16, budget, model.layers, choices, any_size, by_rows)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):

@@ -44,7 +44,8 @@ Choices = list[int | Phases]
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add.
     `layers`: of weights that have been looked at, by their keys, whatever the input shapes were. `choices`: where it is empty, choices
-    are noted there; else lowering follows it. `any_size`: the nodes do not depend on the shapes."""
+    are noted there; else lowering follows it. `any_size`: the nodes do not depend on the shapes. `by_rows`: inputs arrive by
+    rows."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Builder:
         layers: dict[str, accuracy.Layer] | None = None,
         choices: Choices | None = None,
         any_size: bool = False,
+        by_rows: bool = False,
     ) -> None:
         self.winograd = winograd
         self.bf16 = bf16
@@ -67,6 +69,7 @@ class Builder:
         self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
         self.any_size = any_size
+        self.by_rows = by_rows
         self._noted: Choices = [] if choices is None else choices
         self._followed = iter(list(self._noted))
 

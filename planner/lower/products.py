@@ -175,7 +175,7 @@ def _fastest(
     b: Builder, x: Tensor, w: Tensor, shape: Shape, kernel: tuple[int, int], step: tuple[int, int], pads: Sequence[int]
 ) -> int | Phases:
     """How a convolution of images is computed."""
-    block = block_for(x.shape, shape, kernel, step, b.bf16, partial(b.accurate, w, step))
+    block = block_for(x.shape, shape, kernel, step, b.bf16, partial(b.accurate, w, step), by_rows=b.by_rows)
     return block or phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) or 0
 
 
@@ -207,7 +207,7 @@ def _convolve_volume(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None, shap
     direct = _only_direct(b, w, by)
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
-    choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step))
+    choose = partial(block_for, images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step), by_rows=b.by_rows)
     block = 0 if direct else b.decide(choose)
     if isinstance(block, int) and block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)

@@ -86,7 +86,7 @@ def _rewrite(run: Callable[[Graph], None], level: Level = "kernels") -> Pass:
 
 def _lower(graph: Graph, request: PassRequest) -> Graph:
     asked, decided = request.asked, request.decided
-    how = {"winograd": asked.winograd, "bf16": asked.bf16}
+    how = {"winograd": asked.winograd, "bf16": asked.bf16, "by_rows": asked.planning.by_rows}
     return lower(
         graph, request.model, request.report, **how, budget=decided.budget, choices=decided.choices, any_size=decided.strassen is not None
     )

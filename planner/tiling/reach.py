@@ -5,6 +5,8 @@ output a changed part of an input reaches. `with_reach` asks the region map of e
 It follows these reads through views and concats to the steps and inputs that made them, and fits linear maps to them. A map is never
 narrower than what it is fitted to. So a part that changes may reach too much of an output, and never too little.
 
+Read forwards, the same maps say what can be computed while inputs arrive: everything that what is missing does not reach.
+
 The maps, the tile grids and the costs of all steps become the program of one more op, REACH (`workers/kernels/movement/reach.c`). It is the
 first of the plan, and all tiles wait for it.
 """
@@ -39,6 +41,8 @@ Path = tuple[int, ...]
 """The numbers of inputs by which a tensor is reached from a node, through views and concats."""
 CHANGES, COUNTS = "", ""
 """Names of the input and the output of a plan that are not the model's. No value of a model has this name."""
+COPY = "copy"
+"""The op of nodes that stand for outputs of the plan. Nothing executes them."""
 
 
 def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping, most: int = 0) -> tuple[Storage, list[Grid]]:
@@ -52,7 +56,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping, most: 
     reads = [reader.reads(node) for node in storage.steps]
     at = storage.request_bytes + reach.LINE
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
-    counts = Tensor(COUNTS, (1, reach.COUNTS), np.dtype(np.float64))
+    counts = Tensor(COUNTS, (1, reach.COUNTS + reach.READY * len(storage.outputs)), np.dtype(np.float64))
     parts = Tensor("parts", (1 + sum(grid.n for grid in grids), reach.PART_WORDS), np.dtype(np.uint32))
     refs = dict(storage.refs)
     for tensor in (changes, counts):
@@ -64,7 +68,7 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping, most: 
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    program = _program(storage, grids, reads)
+    program = _program(storage, grids, reader, reads)
     node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": program}, "Reach")
     found = replace(
         storage,
@@ -98,9 +102,10 @@ def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
 # ---------------------------------------------------------------------------------------------------------------- program
 
 
-def _program(storage: Storage, grids: Sequence[Grid], reads: Sequence[Sequence[Read]]) -> tuple[int, ...]:
+def _program(storage: Storage, grids: Sequence[Grid], reader: _Reader, reads: Sequence[Sequence[Read]]) -> tuple[int, ...]:
+    """`reads`: of each step, as `reader` has found them."""
     number = {tensor: k for k, (_, tensor) in enumerate(storage.inputs)}
-    words: list[int] = [len(storage.inputs), len(storage.steps)]
+    words: list[int] = [len(storage.inputs), len(storage.steps) + len(storage.outputs), len(storage.outputs)]
     for _, tensor in storage.inputs:
         words += [len(tensor.shape), *tensor.shape]
     alike: dict[int, tuple[int, ...]] = {}
@@ -113,11 +118,14 @@ def _program(storage: Storage, grids: Sequence[Grid], reads: Sequence[Sequence[R
         block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1)), _kept(node, storage)]
         for axis, cut in enumerate(cuts):
             block += [len(cut) - 1, alike[kind][axis], grid.steps[axis], *cut]
-        block.append(len(reads[k]))
-        for read in reads[k]:
-            block += [number[read.source], len(read.maps), *(word for one in read.maps for word in one.words)]
-        words += [len(block) + 1, *block]
+        words += _block(block, reads[k], number)
         number.update(dict.fromkeys(node.outputs, len(storage.inputs) + k))
+    for _, tensor in storage.outputs:
+        shape = tensor.shape or (1,)
+        block = [len(shape), *shape, 0, reach.ALL_KEPT]
+        for _ in shape[:TILE_AXES]:
+            block += [0, 1, 0, 0]  # no tiles
+        words += _block(block, reader.reads(_copy_of(tensor)), number)
     return tuple(words)
 
 
@@ -125,6 +133,19 @@ def _kept(node: Node, storage: Storage) -> int:
     """How many outputs of a step outlive a request: all, none or some (`reach.ALL_KEPT` and others)."""
     spaces = [storage.refs[tensor].buffer.space != ARENA for tensor in node.outputs]
     return reach.ALL_KEPT if all(spaces) else reach.SOME_KEPT if any(spaces) else reach.NONE_KEPT
+
+
+def _block(begin: list[int], reads: Sequence[Read], number: dict[Tensor, int]) -> list[int]:
+    """The words of a step."""
+    block = [*begin, len(reads)]
+    for read in reads:
+        block += [number[read.source], len(read.maps), *(word for one in read.maps for word in one.words)]
+    return [len(block) + 1, *block]
+
+
+def _copy_of(tensor: Tensor) -> Node:
+    """A node that would copy an output of the plan."""
+    return Node(COPY, tensor.name, [tensor], [Tensor(tensor.name, tensor.shape, tensor.dtype)])
 
 
 def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
@@ -197,6 +218,8 @@ class _Reader:
                 continue
             if node.op == OPAQUE:
                 todo.append(((i,), x, rows, *whole(x.shape, len(lo))))
+            elif node.op == COPY:
+                todo.append(((i,), x, rows, lo, hi))
             else:
                 todo.append(((i,), x, rows, *self._region(node, i, lo, hi)))
         while todo:

@@ -130,11 +130,13 @@ static inline int aspen_seed(struct aspen_station *s) {
   return ASPEN_OK;
 }
 
-/* Whether activations in a request's region cannot be trusted: no request has written them yet, or a worker may have scribbled there. */
+/* Whether activations in a request's region cannot be trusted: no request has written them yet, or a worker may have scribbled there. With
+ * ASPEN_REACH_TOLD none of them is read before it is written. */
 static inline uint32_t aspen_stale_activations(const struct aspen_station *s, const struct aspen_candidate *r,
                                                const struct aspen_plan_view *plan) {
   const uint64_t at = plan->header->request_kept;
-  return at && aspen_load_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + at)) != aspen_trust_word(s->control);
+  const uint32_t word = at ? aspen_load_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + at)) : 0;
+  return at && word != aspen_trust_word(s->control) && word != ASPEN_REACH_TOLD;
 }
 
 /* Starts a candidate in a free instance. The instance's fields are written before CLAIMED, so that the planner process finds it when it looks

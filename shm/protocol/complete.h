@@ -68,14 +68,17 @@ static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance
   if (!error) aspen_note_alone(s, i, ran);
 }
 
-/* The word `request_kept` of a region whose activations can be trusted. It is never 0, which clients write for a request to run whole. */
+/* The word `request_kept` of a region whose activations can be trusted. It is odd, and the values that clients write are even: 0 for a request
+ * to run whole, ASPEN_REACH_TOLD. */
 static inline uint32_t aspen_trust_word(const struct aspen_control *c) { return 2 * aspen_load_relaxed(&c->signals.faults) + 1; }
 
-/* Notes that all activations in a request's region have been computed anew. */
+/* Notes that activations in a request's region are trusted from now on: all have been computed anew, or those that REACH was told of. */
 static inline void aspen_trust_activations(struct aspen_station *s, uint32_t instance) {
   const struct aspen_instance *i = &s->control->instance[instance];
   const uint64_t at = s->instance[instance]->plan->header->request_kept;
-  if (at) aspen_store_relaxed((uint32_t *)(s->segment[i->data].base + i->offset + at), aspen_trust_word(s->control));
+  uint32_t *word = (uint32_t *)(s->segment[i->data].base + i->offset + at);
+  if (at && (aspen_load_relaxed(&i->whole) || aspen_load_relaxed(word) == ASPEN_REACH_TOLD))
+    aspen_store_relaxed(word, aspen_trust_word(s->control));
 }
 
 /* END was executed: every tile of the instance has been executed and every edge counted down, so nobody touches its arena any more (I10). */
@@ -86,7 +89,7 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
   uint64_t fault = aspen_load_relaxed(&i->fault);
   uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan, data = i->data, index = i->data_index;
   aspen_note_end(s, i, error);
-  if (!error && aspen_load_relaxed(&i->whole)) aspen_trust_activations(s, instance); /* before the client submits the next one */
+  if (!error) aspen_trust_activations(s, instance); /* before the client submits the next one */
   if (error == ASPEN_E_CANCELLED || error == ASPEN_E_CLIENT_GONE || error == ASPEN_E_EXPIRED) aspen_stat_add(&aspen_me(s)->cancelled, 1);
   else if (error && error != ASPEN_E_NEEDS_SPACE) aspen_stat_add(&aspen_me(s)->failed, 1);
   if (aspen_tracing(&s->trace)) aspen_note_now(&s->trace, ASPEN_TRACE_END, error, ASPEN_ITEM(generation, instance, 0)); /* before the client knows */

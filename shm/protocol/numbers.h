@@ -49,11 +49,15 @@
 #define ASPEN_REACH_LINE 64 /* bytes in front of them, which begin with the word `request_kept` */
 #define ASPEN_REACH_BOXES 32 /* of an input or a step, at most */
 #define ASPEN_REACH_WORDS 513 /* i32 of an input: the number of boxes, then 8 lower and 8 upper bounds of each */
+#define ASPEN_REACH_ARRIVING -1 /* instead of input 0's number: inputs arrive; box 0 of each is missing now, box 1 was before */
+#define ASPEN_REACH_FIRST -2 /* the same, and nothing has been computed before */
+#define ASPEN_REACH_TOLD 2 /* in the word `request_kept`: only the parts that REACH finds are to run, whatever the activations are */
 
 #define ASPEN_NUMBERS(X)                                                                                                           \
   X(NR) X(UNITS) X(BYTES_GROUP) X(BYTES_HEADER) X(EQUAL_BIT) X(MISSING_BIT) X(MAX_ROWS) X(KEYS) X(PACK_ROWS) X(SEVEN_PAIRS)         \
   X(SEVEN_PART) X(WINO_PART) X(WINO_FEW_WEIGHTS) X(WINO_CHUNK_BYTES) X(WINO_CHUNK_PRODUCTS) X(WINO_LARGE_BYTES)                     \
   X(WINO_LARGE_MOST) X(WINO_LEAST) X(ANY_PARAMS) X(ANY_OUTPUTS) X(STACK_STEPS) X(STACK_REFS) X(STACK_WORDS) X(STACK_IMAGES)             \
-  X(STACK_OUTPUT) X(STACK_OUTPUTS) X(STACK_CHANNELS) X(REACH_LINE) X(REACH_BOXES) X(REACH_WORDS)
+  X(STACK_OUTPUT) X(STACK_OUTPUTS) X(STACK_CHANNELS) X(REACH_LINE) X(REACH_BOXES) X(REACH_WORDS)                    \
+  X(REACH_ARRIVING) X(REACH_FIRST) X(REACH_TOLD)
 
 #endif

@@ -19,9 +19,9 @@ REFERENCE = DOCS / "reference"
 SOURCES = ("aspen_mp", "bench", "config", "planner", "shm", "workers", "tests", "Makefile")
 SUFFIXES = {".py", ".pyx", ".c", ".h", ""}
 FOR_TESTS = {"tests", "Makefile"}
-NOT_FOR_USERS = {f"Model.{name}" for name in ("arguments", "begun", "check_names", "counted", "losses", "stages", "terms")} | {
-    "Planning.checked"
-}
+NOT_FOR_USERS = {
+    f"Model.{name}" for name in ("arguments", "begun", "check_names", "counted", "losses", "stages", "taken_over", "terms")
+} | {"Planning.checked"}
 """Methods that other modules of ours call; the pages leave them out."""
 
 

@@ -409,8 +409,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
 
 /* Plans of streams
  *
- * REACH: out[tiles, 12], u32: the part of each tile that changed inputs reach (movement/reach.c). Row 0 is that of REACH itself.
- * - out 1: f64 [1, 4]: tiles that run, all tiles, operations of what runs, all operations.
+ * REACH: out[tiles, 12], u32: the part of each tile that runs (movement/reach.c). Row 0 is that of REACH itself.
+ * - out 1: f64 [1, 4 + 2 outputs]: tiles that run, all tiles, operations of what runs, all operations.
+ *   Then follow, for each output of the plan, an axis and how many elements along it are computed. Axis -1: all are. 0 where nothing arrives.
  * - in changes: i32 [inputs, ASPEN_REACH_WORDS].
  * - params: a program (planner/ops/streams/reach.py).
  */

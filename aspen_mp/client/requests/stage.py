@@ -564,6 +564,15 @@ class Stage:
             self.end(region)
             raise
 
+    def request_in(self, region: Region, urgency: Urgency, on_done: Callable[[_channel.Result | AspenError], None]) -> Waiting:
+        """A request in a region that has its inputs, to be submitted by the session. It leaves the region as it is."""
+        return Waiting(self._plan, self._generation, region.span.index, region.span.offset, urgency, on_done, self._extent)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is all of the model, and all of its values are tensors as the plan gives them."""
+        return self.planned.last and not self.objects and not self._keys and not self._codes
+
     def kept_results(self, region: Region, *, copy: bool) -> dict[str, Any]:
         """The outputs in a region, but for what the plan says of itself: copies, or views that nobody may write to."""
         names = [slot.name for slot in self.planned.outputs if slot.name]

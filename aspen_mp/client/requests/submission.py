@@ -148,6 +148,17 @@ class Submission:
         self._limit(future, urgency, timeout)
         return future
 
+    def taken_over(
+        self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, lost: RuntimeLost | None
+    ) -> None:
+        """Start an ordinary request with these inputs, which are copied, for a future of `begun`. `lost`: how the runtime was lost with it
+        before."""
+        request = _Request(names, urgency, future, copy=True)
+        if lost is None:
+            self._started(request, arrays)
+        elif not self._lost(request, lost, _copied(arrays)):
+            raise lost
+
     def _limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None) -> None:
         if urgency.drops and (timeout is None or urgency.left() < timeout):
             future.limit(urgency.left(), lambda: expired(self.name, urgency))

@@ -163,6 +163,12 @@ def share(inputs: Sequence[ChangedInput], parts: Mapping[str, float], sizes: Map
     return sum(parts[one.name] * sizes[one.name] for one in inputs) / whole if whole else 0.0
 
 
+def trust_word(buffer: memoryview, region: int, changes: protocol.Slot) -> Array:
+    """The word of a region that says whether its activations are trusted (`plan_header.request_kept`). `region`: where it begins in
+    `buffer`. `changes`: the input that REACH reads."""
+    return np.ndarray((1,), np.uint32, buffer, region + changes.offset - NUMBERS["REACH_LINE"])
+
+
 def image_axes(shape: Sequence[int]) -> tuple[int, int]:
     """The two longest axes, those of an image; with four axes or more, the first is not one of them."""
     first = 1 if len(shape) >= IMAGE_AXES else 0

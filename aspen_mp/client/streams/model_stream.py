@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
-from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share
+from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share, trust_word
 from aspen_mp.client.streams.tolerance import EXACT, Tolerance, distance
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
-from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.system import clock, processes, threads
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 Changes = Mapping[str, Changed]
 Results = dict[str, npt.NDArray[Any]]
-_LINE: Final = NUMBERS["REACH_LINE"]
 OnLate = Literal["drop", "run"]
 
 
@@ -416,7 +414,7 @@ class ModelStream:
                 self._stage = self._region = None
         if results is None:
             raise stage.late(timeout)
-        tiles, all_tiles, work, all_work = region.outputs[-1].ravel().tolist()
+        tiles, all_tiles, work, all_work = region.outputs[-1].ravel()[:4].tolist()
         reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
         self._last = replace(reached if was_valid else EVERYTHING, error=self._error)
         self._valid = True
@@ -430,7 +428,7 @@ class ModelStream:
         self._stage, self._region = stage, region
         bounds = region.inputs[-1]
         *slots, changes = stage.planned.inputs
-        self._trust = np.ndarray((1,), np.uint32, region.span.buffer, region.span.offset + changes.offset - _LINE)
+        self._trust = trust_word(region.span.buffer, region.span.offset, changes)
         self._inputs = [
             ChangedInput(slot, view, bounds[k], self._tolerance) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))
         ]

@@ -282,6 +282,8 @@ class Planner:
             planning = msgspec.structs.replace(planning, search="none")
         if not message.recurs:  # then there is one instance
             planning = msgspec.structs.replace(planning, in_flight=1)
+        if message.stream == "rows":
+            planning = msgspec.structs.replace(planning, by_rows=True)
         if planning.longest_ms is None:
             planning = msgspec.structs.replace(planning, longest_ms=message.longest_ms)
         return {

@@ -1,4 +1,5 @@
-"""REACH: the parts of tiles that changed inputs reach, by a program of the plan's own (`planner/tiling/reach.py`)."""
+"""REACH: the parts of tiles that changed inputs reach, or that arriving inputs allow. It follows a program of the plan's own
+(`planner/tiling/reach.py`)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ COUNTS = 4
 """Tiles that run, all tiles, operations of the parts that run, all operations."""
 ALL_KEPT, NONE_KEPT, SOME_KEPT = range(3)
 """How many outputs of a step outlive a request. Where some do not, the step also runs what other steps read."""
+READY = 2
+"""For each output of the plan, as inputs arrive: an axis, and the elements along it that are computed. Axis -1: all are."""
 MAP_WORDS = 8
 _STEP_NS = 4000.0
 """A step of the program, about."""
@@ -84,9 +87,11 @@ def _reads(words: _Words, dims: Sequence[int], sources: Sequence[Sequence[int]])
 
 
 def _checks(call: Call) -> None:
-    """A step reads inputs and steps before it, and tiles of all steps have a row of the output each, after that of REACH."""
+    """A step reads inputs and steps before it, and tiles of all steps have a row of the output each, after that of REACH. The last steps
+    are the plan's outputs, without tiles."""
     words = _Words(call.params)
     n_inputs, n_steps = words.take("a number of inputs", 0, LIMIT), words.take("a number of steps", 0, LIMIT)
+    n_outputs = words.take("a number of outputs", 0, n_steps)
     sources, tiles = [_dims(words) for _ in range(n_inputs)], 1
     for _ in range(n_steps):
         begin = words.at
@@ -102,7 +107,7 @@ def _checks(call: Call) -> None:
     need(call.out.dtype == U32 and call.out.dense, "dtype of the output", call.out.dtype, U32)
     shaped(call.out, (tiles, PART_WORDS), "shape of the output")
     need(call.more[0].dtype == F64 and call.more[0].dense, "dtype of output 1", call.more[0].dtype, F64)
-    shaped(call.more[0], (1, COUNTS), "shape of output 1")
+    shaped(call.more[0], (1, COUNTS + READY * n_outputs), "shape of output 1")
     need(call.input(0).dtype == I32 and call.input(0).dense, "dtype of input 0", call.input(0).dtype, I32)
     shaped(call.input(0), (n_inputs, WORDS), "shape of input 0")
 
@@ -115,8 +120,14 @@ def _scratch(node: Node) -> int:
 SPECS = (
     OpSpec(
         name=NAME,
-        inputs=(Input("changes", "[inputs, words], i32: for each input the number of changed boxes, and their bounds"),),
-        params=(Param("program", "inputs, steps, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]),),
+        inputs=(
+            Input(
+                "changes", "[inputs, words], i32: for each input the number of changed boxes, and their bounds; or what is missing of it"
+            ),
+        ),
+        params=(
+            Param("program", "inputs, steps and outputs, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]),
+        ),
         outputs=2,
         region=_region,
         checks=_checks,

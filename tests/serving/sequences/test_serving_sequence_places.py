@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import cost_tools
 import numpy as np
 import pytest
+import serving_tools  # noqa: F401 (skips these without the extra)
+from cost_tools import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,15 +26,19 @@ PAUSES = [0.0, 0.0, 1.1412, 5.2361, 11.0]
 
 
 class Stream:
-    """One of `Streams`: a frame takes `TAKES_S`, or fails if it is -1."""
+    """One of `Streams`: a frame takes `TAKES_S`, or fails if it is -1. `holding`: the streams that have memory, of which there are no more
+    than places."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, holding: set[Stream]) -> None:
         self.number = number
+        self.holding = holding
         self.running = 0
         self.closed = False
 
     async def run_async(self, feeds: Any, outputs: Any = None, **more: Any) -> dict[str, Any]:
         assert not self.closed
+        self.holding.add(self)
+        assert len(self.holding) <= LIMITS.sequences
         self.running += 1
         try:
             await asyncio.sleep(TAKES_S)
@@ -46,18 +51,20 @@ class Stream:
     def close(self) -> None:
         assert not self.closed
         assert not self.running
+        self.holding.discard(self)
         self.closed = True
 
 
 class Streams:
     """A model that only makes streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, holding: set[Stream]) -> None:
         self.made: list[Stream] = []
+        self.holding = holding
 
     def stream(self, **how: Any) -> Stream:
         assert how == {"tol": 1.0}
-        self.made.append(Stream(len(self.made)))
+        self.made.append(Stream(len(self.made), self.holding))
         return self.made[-1]
 
 
@@ -69,7 +76,8 @@ class Book:
     """Two versions' sequences, and beside them what they should be: by version and id, the stream, its client and when it was last used."""
 
     def __init__(self) -> None:
-        self.models = [Streams(), Streams()]
+        holding: set[Stream] = set()
+        self.models = [Streams(holding), Streams(holding)]
         self.rows = [Ledger().row("m", k, in_batches=False) for k in range(2)]
         places = Places(LIMITS)
         self.all = [Sequences(model, {"tol": 1.0}, places, row) for model, row in zip(self.models, self.rows, strict=True)]  # type: ignore[arg-type]
@@ -107,10 +115,13 @@ class Book:
         """The status, after `open` has changed as a start changes it."""
         if not start:
             return 200 if key in self.open else 400
-        self.open.pop(key, None)
+        now, made = asyncio.get_running_loop().time(), len(self.models[key[0]].made)
+        if key in self.open:
+            self.open[key] = [made, self.open[key][1], now]
+            return 200
         if len(self.open) >= LIMITS.sequences or sum(entry[1] == client for entry in self.open.values()) >= LIMITS.client_sequences:
             return 429
-        self.open[key] = [len(self.models[key[0]].made), client, asyncio.get_running_loop().time()]
+        self.open[key] = [made, client, now]
         return 200
 
     async def check(self) -> None:
@@ -154,13 +165,13 @@ def test_any_requests_one_after_the_other(steps: list[Any]) -> None:
         await book.check()
         assert not book.open
 
-    cost_tools.run(work())
+    run(work())
 
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_any_requests_at_once(steps: list[Any]) -> None:
-    """Each begins while those before run. Whatever ends, nobody's frame runs in a closed stream, and all streams are closed at the end."""
+    """Each begins while those before run. No frame runs in a closed stream, and all streams are closed at the end."""
 
     async def work() -> None:
         book = Book()
@@ -177,7 +188,7 @@ def test_any_requests_at_once(steps: list[Any]) -> None:
             each.close()
         await book.check()
 
-    cost_tools.run(work())
+    run(work())
 
 
 def test_a_sequence_that_is_used_does_not_end() -> None:
@@ -192,4 +203,4 @@ def test_a_sequence_that_is_used_does_not_end() -> None:
         with pytest.raises(Refused, match="for 10 s"):
             await book.all[0].run(call(1, "here"), "normal", None)
 
-    cost_tools.run(work())
+    run(work())

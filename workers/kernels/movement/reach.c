@@ -1,4 +1,5 @@
-/* REACH: which part of each tile changed parts of a model's inputs reach (docs/protocol/reach.md).
+/* REACH: which part of each tile runs (docs/protocol/reach.md): what changed parts of a model's inputs reach, or what has become possible
+ * as its inputs arrive.
  *
  * Changes are boxes. They go from step to step through maps, which the planner makes of the region maps of ops (planner/plan/reach.py).
  * A tile's part is the hull of what reaches it, rounded outwards to multiples of the step's grains, within the tile. A tile that nothing
@@ -110,22 +111,30 @@ static struct step step_at(const int64_t *w) {
 /* Where the words of a step are, and its first tile. */
 struct place { const int64_t *words; int64_t tile; };
 
+/* What parts of later steps read of each step, as far as that is not kept. */
+struct needs { const struct place *places; int64_t n_inputs; struct list *needed; };
+
+/* The box of a step's output that a box of a source reaches by a read. Returns 0 where it reaches nothing. */
+static int reaches(const struct step *s, const int64_t *read, const struct box *from, struct box *out) {
+  const struct map *maps = (const struct map *)(read + 2);
+  *out = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < s->rank; k++) out->hi[k] = s->dims[k];
+  for (int64_t m = 0; m < read[1]; m++)
+    if (!through(&maps[m], from->lo[maps[m].in_axis], from->hi[maps[m].in_axis], out)) return 0;
+  return 1;
+}
+
+static inline const int64_t *next_read(const int64_t *read) { return read + 2 + 8 * read[1]; }
+
 /* The list of a step, from those of its sources. */
 static void follow(const struct step *s, const struct list *lists, struct list *own) {
   const int64_t *w = s->reads;
   own->n = 0;
-  for (int64_t r = 0; r < s->n_reads; r++) {
+  for (int64_t r = 0; r < s->n_reads; r++, w = next_read(w)) {
     const struct list *source = &lists[w[0]];
-    const struct map *maps = (const struct map *)(w + 2);
-    for (int64_t i = 0; i < source->n; i++) {
-      struct box out = {{0}, {0}};
-      int there = 1;
-      for (int64_t k = 0; k < s->rank; k++) out.hi[k] = s->dims[k];
-      for (int64_t m = 0; m < w[1] && there; m++)
-        there = through(&maps[m], source->box[i].lo[maps[m].in_axis], source->box[i].hi[maps[m].in_axis], &out);
-      if (there) add(own, out, s->rank);
-    }
-    w += 2 + 8 * w[1];
+    struct box out;
+    for (int64_t i = 0; i < source->n; i++)
+      if (reaches(s, w, &source->box[i], &out)) add(own, out, s->rank);
   }
 }
 
@@ -140,11 +149,11 @@ static int back(const struct map *m, int64_t lo, int64_t hi, struct box *source)
 }
 
 /* Adds what a part of a tile reads of steps that are not all kept to the lists of these steps. `part`: as in `widen`. */
-static void ask(const struct step *s, const uint32_t *part, const struct place *places, int64_t n_inputs, struct list *needed) {
+static void ask(const struct step *s, const uint32_t *part, const struct needs *needs) {
   const int64_t *w = s->reads;
-  for (int64_t r = 0; r < s->n_reads; r++, w += 2 + 8 * w[1]) {
-    if (w[0] < n_inputs) continue;
-    const struct step source = step_at(places[w[0] - n_inputs].words);
+  for (int64_t r = 0; r < s->n_reads; r++, w = next_read(w)) {
+    if (w[0] < needs->n_inputs) continue;
+    const struct step source = step_at(needs->places[w[0] - needs->n_inputs].words);
     if (source.kept == ALL_KEPT) continue;
     const struct map *maps = (const struct map *)(w + 2);
     struct box box = {{0}, {0}};
@@ -154,7 +163,7 @@ static void ask(const struct step *s, const uint32_t *part, const struct place *
       const int64_t axis = maps[m].out_axis;
       there = axis < s->axes ? back(&maps[m], part[axis], part[AXES + axis], &box) : back(&maps[m], 0, s->dims[axis], &box);
     }
-    if (there) add(&needed[w[0] - n_inputs], box, source.rank);
+    if (there) add(&needs->needed[w[0] - needs->n_inputs], box, source.rank);
   }
 }
 
@@ -181,16 +190,39 @@ static void widen(const struct step *s, const struct box *b, uint32_t *part) {
   }
 }
 
-/* Rounds a tile's part outwards. Returns how many elements it has, and adds 1 to the tiles that run. */
-static double rounded(const struct step *s, uint32_t *row, const int64_t *at) {
-  double n = 1;
-  if (row[0] >= row[AXES]) return 0;
+/* Rounds a tile's part outwards. */
+static void widest(const struct step *s, uint32_t *row, const int64_t *at) {
+  if (row[0] >= row[AXES]) return;
   for (int64_t k = 0; k < s->axes; k++) {
     int64_t grain = s->cells[k][1], lo = row[k] / grain * grain, hi = (row[AXES + k] + grain - 1) / grain * grain;
     row[k] = (uint32_t)most(lo, s->cuts[k][at[k]]);
     row[AXES + k] = (uint32_t)least(hi, s->cuts[k][at[k] + 1]);
-    n *= row[AXES + k] - row[k];
   }
+}
+
+/* What of a step's output can be computed: all before `end` along `axis`; everything where `axis` is -1. */
+struct done { int64_t axis, end; };
+
+/* The part of a tile that can be computed now and could not before. NULL: nothing could. Where the axes differ, some of it was computed
+ * before. */
+static void newest(const struct step *s, uint32_t *row, const int64_t *at, struct done now, const struct done *before) {
+  int some = !before || before->axis >= 0;
+  for (int64_t k = 0; k < s->axes; k++) {
+    int64_t lo = s->cuts[k][at[k]], hi = s->cuts[k][at[k] + 1];
+    if (now.axis == k) hi = least(hi, now.end);
+    if (before && before->axis == k && (now.axis == k || now.axis < 0)) lo = most(lo, before->end);
+    row[k] = (uint32_t)lo, row[AXES + k] = (uint32_t)hi;
+    some &= lo < hi;
+  }
+  for (int64_t k = s->axes; k < AXES; k++) row[k] = 0, row[AXES + k] = 1;
+  if (now.axis >= s->axes) some = 0; /* a number: its only axis has no index */
+  if (!some) row[0] = UINT32_MAX, row[AXES] = 0;
+}
+
+static double elements(const struct step *s, const uint32_t *row) {
+  double n = 1;
+  if (row[0] >= row[AXES]) return 0;
+  for (int64_t k = 0; k < s->axes; k++) n *= row[AXES + k] - row[k];
   for (int64_t k = s->axes; k < s->rank; k++) n *= (double)s->dims[k];
   return n;
 }
@@ -198,8 +230,9 @@ static double rounded(const struct step *s, uint32_t *row, const int64_t *at) {
 /* Tiles of a step, and their elements. */
 struct count { double tiles, all_tiles, work, all_work; };
 
-static void finish(const struct step *s, uint32_t *part, struct count *count, const struct place *places, int64_t n_inputs,
-                   struct list *needed) {
+/* `now`: NULL for changes. `needs`: NULL where all steps are kept. */
+static void finish(const struct step *s, uint32_t *part, struct count *count, const struct done *now, const struct done *before,
+                   const struct needs *needs) {
   int64_t at[AXES] = {0}, k = 0;
   double all = s->work;
   for (int64_t j = 0; j < s->rank; j++) all *= (double)s->dims[j];
@@ -207,8 +240,11 @@ static void finish(const struct step *s, uint32_t *part, struct count *count, co
   while (k >= 0) {
     int64_t number = 0;
     for (int64_t j = 0; j < s->axes; j++) number += at[j] * s->cells[j][2];
-    double n = rounded(s, part + number * 2 * AXES, at);
-    if (needed && n > 0) ask(s, part + number * 2 * AXES, places, n_inputs, needed);
+    uint32_t *row = part + number * 2 * AXES;
+    if (now) newest(s, row, at, *now, before);
+    else widest(s, row, at);
+    double n = elements(s, row);
+    if (needs && n > 0) ask(s, row, needs);
     count->tiles += n > 0;
     count->all_tiles += 1;
     count->work += n * s->work;
@@ -226,48 +262,117 @@ static int64_t tiles_of(const struct step *s) {
   return n;
 }
 
-/* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. A client may write there meanwhile. */
+/* A box of an input as a client wrote it, who may write there meanwhile. Returns 0 where it is empty. */
+static int read_box(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct box *b) {
+  int there = 1;
+  *b = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < rank; k++) {
+    b->lo[k] = most(in[k], 0);
+    b->hi[k] = least(in[RANK + k], dims[k]);
+    there &= b->lo[k] < b->hi[k];
+  }
+  return there;
+}
+
+/* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. */
 static void read(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
   int32_t n = in[0];
+  struct box b;
   list->n = 0;
-  for (int32_t i = 0; i < n && i < MOST; i++) {
-    struct box b = {{0}, {0}};
-    int there = 1;
-    for (int64_t k = 0; k < rank; k++) {
-      b.lo[k] = most(in[1 + (2 * i) * RANK + k], 0);
-      b.hi[k] = least(in[1 + (2 * i + 1) * RANK + k], dims[k]);
-      there &= b.lo[k] < b.hi[k];
-    }
-    if (there) add(list, b, rank);
+  for (int32_t i = 0; i < n && i < MOST; i++)
+    if (read_box(in + 1 + 2 * i * RANK, dims, rank, &b)) add(list, b, rank);
+}
+
+/* Inputs that arrive. Lists have other contents then: box 0 is missing now, box 1 was missing before. Bit t of `n` says whether box t is
+ * there. */
+enum { NOW, BEFORE, TIMES };
+
+static void read_missing(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
+  list->n = 0;
+  for (int t = 0; t < TIMES; t++, in += 2 * RANK) {
+    const int there = rank ? read_box(in + 1, dims, rank, &list->box[t]) : in[1] < in[1 + RANK]; /* a number: a row of one element */
+    list->n |= (int64_t)there << t;
   }
+}
+
+/* What can be computed of a step where a box of its output reads what is missing: all before that box, if the box has all the rest.
+ * Otherwise nothing. */
+static struct done before_box(const struct step *s, const struct box *missing) {
+  const struct done nothing = {0, 0};
+  int64_t axis = -1;
+  for (int64_t k = 0; k < s->rank; k++) {
+    if (missing->hi[k] < s->dims[k]) return nothing;
+    if (!missing->lo[k]) continue;
+    if (axis >= 0) return nothing;
+    axis = k;
+  }
+  if (axis < 0 || axis >= s->axes) return nothing;
+  return (struct done){axis, missing->lo[axis] / s->cells[axis][1] * s->cells[axis][1]};
+}
+
+/* What can be computed of a step at a time. Everything else of it becomes what its readers miss. */
+static struct done possible(const struct step *s, const struct list *lists, int t, struct list *own) {
+  struct box missing, out;
+  const int64_t *w = s->reads;
+  int some = 0;
+  for (int64_t r = 0; r < s->n_reads; r++, w = next_read(w))
+    if (lists[w[0]].n >> t & 1 && reaches(s, w, &lists[w[0]].box[t], &out)) missing = some ? hull(&missing, &out, s->rank) : out, some = 1;
+  if (!some) return (struct done){-1, 0};
+  struct done d = before_box(s, &missing);
+  struct box *rest = &own->box[t];
+  *rest = (struct box){{0}, {0}};
+  for (int64_t k = 0; k < s->rank; k++) rest->hi[k] = s->dims[k];
+  if (s->rank) rest->lo[d.axis] = d.end;
+  own->n |= (int64_t)1 << t;
+  return d;
 }
 
 int FN(reach)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *counts = &c->args[1], *in = &c->args[2];
-  const int64_t *w = c->params, n_inputs = w[0], n_steps = w[1];
+  const volatile int32_t *words = (const volatile int32_t *)in->ptr;
+  const int64_t *inputs = c->params + 3, *w = inputs, n_inputs = c->params[0], n_steps = c->params[1], n_outputs = c->params[2];
   uint32_t *part = (uint32_t *)out->ptr;
+  double *ready = (double *)counts->ptr + sizeof(struct count) / sizeof(double);
   struct list *lists = (struct list *)c->scratch, *needed = lists + n_inputs + n_steps;
   struct place *places = (struct place *)(needed + n_steps);
+  const struct needs needs = {places, n_inputs, needed};
   struct count count = {0, 0, 0, 0};
+  int forgets = 0;
   if (c->scratch_bytes < scratch_of(n_inputs, n_steps)) return ASPEN_KERNEL_SCRATCH;
-  w += 2;
-  for (int64_t i = 0; i < n_inputs; i++) {
-    read((const volatile int32_t *)in->ptr + i * ASPEN_REACH_WORDS, w + 1, w[0], &lists[i]);
-    w += 1 + w[0];
-  }
-  for (int64_t row = 0; row < out->dims[0]; row++)
-    for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
-  int64_t forgets = 0;
+  for (int64_t i = 0; i < n_inputs; i++) w += 1 + w[0];
   for (int64_t k = 0, tile = 1; k < n_steps; k++) { /* row 0 is that of REACH itself */
     struct step s = step_at(w);
     places[k] = (struct place){w, tile};
-    follow(&s, lists, &lists[n_inputs + k]);
     needed[k].n = 0;
     forgets |= s.kept != ALL_KEPT;
     tile += tiles_of(&s);
     w += w[0];
   }
-  for (int64_t k = n_steps - 1; k >= 0; k--) {
+  const int32_t mode = n_inputs && !forgets ? words[0] : 0; /* what is forgotten would be read before it is computed */
+  const int arriving = mode == ASPEN_REACH_ARRIVING || mode == ASPEN_REACH_FIRST;
+  w = inputs;
+  for (int64_t i = 0; i < n_inputs; i++, words += ASPEN_REACH_WORDS) {
+    if (arriving) read_missing(words, w + 1, w[0], &lists[i]);
+    else read(words, w + 1, w[0], &lists[i]);
+    w += 1 + w[0];
+  }
+  for (int64_t row = 0; row < out->dims[0]; row++)
+    for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
+  memset(ready, 0, 2 * n_outputs * sizeof *ready);
+  for (int64_t k = 0; k < n_steps; k++) {
+    struct step s = step_at(places[k].words);
+    int64_t output = k - (n_steps - n_outputs);
+    struct list *own = &lists[n_inputs + k];
+    if (!arriving) {
+      follow(&s, lists, own);
+      continue;
+    }
+    own->n = 0;
+    struct done now = possible(&s, lists, NOW, own), before = possible(&s, lists, BEFORE, own);
+    if (tiles_of(&s)) finish(&s, part + places[k].tile * 2 * AXES, &count, &now, mode == ASPEN_REACH_FIRST ? NULL : &before, NULL);
+    if (output >= 0) ready[2 * output] = (double)now.axis, ready[2 * output + 1] = (double)now.end;
+  }
+  for (int64_t k = n_steps - 1; !arriving && k >= 0; k--) {
     struct step s = step_at(places[k].words);
     struct list *own = &lists[n_inputs + k];
     uint32_t *rows = part + places[k].tile * 2 * AXES;
@@ -275,7 +380,7 @@ int FN(reach)(const aspen_call *c) {
     if (s.kept == NONE_KEPT) own->n = 0;
     for (int64_t i = 0; i < own->n; i++) widen(&s, &own->box[i], rows);
     for (int64_t i = 0; i < needed[k].n; i++) widen(&s, &needed[k].box[i], rows);
-    finish(&s, rows, &count, places, n_inputs, forgets ? needed : NULL);
+    finish(&s, rows, &count, NULL, NULL, forgets ? &needs : NULL);
   }
   memcpy(counts->ptr, &count, sizeof count);
   return ASPEN_KERNEL_OK;
