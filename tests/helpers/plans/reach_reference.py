@@ -82,7 +82,7 @@ def parsed(program: Sequence[int]) -> tuple[list[tuple[int, ...]], list[Step]]:
     def take(n: int) -> tuple[int, ...]:
         return tuple(next(words) for _ in range(n))
 
-    n_inputs, n_steps = take(2)
+    n_inputs, n_steps, _ = take(3)
     inputs = [take(*take(1)) for _ in range(n_inputs)]
     steps = []
     for _ in range(n_steps):

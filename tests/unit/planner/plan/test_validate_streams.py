@@ -17,7 +17,7 @@ from aspen_mp.shm.errors import PlanError, ResourceLimitError
 from aspen_mp.shm.tables import DTYPES, KERNELS, SPACES
 from aspen_mp.workers._dse import PlanRunner
 
-FIRST_STEP = 2 + 1 + 4
+FIRST_STEP = 3 + 1 + 4
 """Word of the first step in the program of a model with one input, which has four axes."""
 
 
@@ -97,7 +97,9 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("a number of inputs", param("REACH", 0, 1 << 40)),
     ("params", param("REACH", 1, 1)),
     ("a number of steps", param("REACH", 1, -1)),
-    ("a rank", param("REACH", 2, 9)),
+    ("a number of outputs", param("REACH", 2, -1)),
+    ("shape of output 1", param("REACH", 2, 0)),
+    ("a rank", param("REACH", 3, 9)),
     ("words of the step", param("REACH", FIRST_STEP, 5)),
     ("words of a step", param("REACH", FIRST_STEP, 0)),
     ("a rank", param("REACH", FIRST_STEP + 1, -1)),

@@ -19,18 +19,19 @@ from aspen_mp.planner.layout.storage import ARENA, assign_storage
 from aspen_mp.planner.ops.streams import reach as reach_op
 from aspen_mp.planner.ops.table import input_region, params, value_region
 from aspen_mp.planner.tiling import reach
+from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.workers import _kernels
 
 KEEPING = {"bits": input_region, "values": value_region}
-MOST_PARAMS = 1536
+MOST_PARAMS = 4096
 """Parameters of a call by hand (`_kernels.call`), at most."""
 Changes = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 def by_kernel(program: Sequence[int], changes: Changes, tiles: int, isa: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    parts, counts = np.full((tiles, 2 * TILE_AXES), 7, np.uint32), np.full((1, reach_op.COUNTS), 7.0)
+    parts, counts = np.full((tiles, 2 * TILE_AXES), 7, np.uint32), np.full((1, reach_op.COUNTS + reach_op.READY * program[2]), 7.0)
     assert _kernels.call(reach_op.NAME, [parts, counts, changes], list(program), [0, 0], list(parts.shape), isa=isa) == 0
-    return parts, counts[0]
+    return parts, counts[0, : reach_op.COUNTS]
 
 
 def compare(program: Sequence[int], changes: Changes) -> np.ndarray:
@@ -118,7 +119,7 @@ def random_program(rng: np.random.Generator) -> tuple[list[int], int]:
     """A program that no graph has led to, and its number of inputs. Slopes, offsets, divisors and ranges of maps are any."""
     shapes = [[int(d) for d in rng.integers(1, 9, rng.integers(0, 5))] for _ in range(rng.integers(1, 4))]
     n_inputs, n_steps = len(shapes), int(rng.integers(1, 6))
-    words = [n_inputs, n_steps, *(word for shape in shapes for word in (len(shape), *shape))]
+    words = [n_inputs, n_steps, 0, *(word for shape in shapes for word in (len(shape), *shape))]
     for _ in range(n_steps):
         dims = [int(d) for d in rng.integers(1, 12 if rng.random() < 0.8 else 60, rng.integers(0, 5))]
         block = [len(dims), *dims, int(np.float64(rng.integers(1, 9)).view(np.int64)), int(rng.integers(0, 3))]
@@ -151,7 +152,8 @@ def random_boxes(rng: np.random.Generator, n_inputs: int) -> Changes:
     changes = rng.integers(-3, 12, (n_inputs, WORDS)).astype(np.int32)
     wild = rng.random(changes.shape) < 0.01
     changes[wild] = rng.integers(-(1 << 31), 1 << 31, int(wild.sum()))
-    changes[:, 0] = rng.choice([0, 1, 2, 5, BOXES, BOXES + 1, -1, (1 << 31) - 1, -(1 << 31)], n_inputs)
+    changes[:, 0] = rng.choice([0, 1, 2, 5, BOXES, BOXES + 1, -7, (1 << 31) - 1, -(1 << 31)], n_inputs)
+    assert not np.isin(changes[:, 0], [NUMBERS["REACH_ARRIVING"], NUMBERS["REACH_FIRST"]]).any()
     return changes
 
 
