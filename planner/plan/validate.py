@@ -642,7 +642,8 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
     """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
 
     "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here.
-    In a plan that keeps activations nobody writes what an earlier op has touched: the next request needs it."""
+    In a plan that keeps activations nobody writes what an earlier op has touched in the request's region, which the next request needs,
+    nor what REACH wrote, which all tiles need."""
     spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
     kept = int(s.header["request_kept"])
     if kept:
@@ -655,7 +656,8 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
                     refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
             for earlier, old in spaces[space].near(run):
                 tiles = ((1 << (begin[earlier + 1] - begin[earlier])) - 1) << begin[earlier]
-                if (kept or (above is not None and tiles & ~above[op])) and overlap(run, old):
+                stays = kept and (space == SPACES["REQUEST"] or not earlier)
+                if (stays or (above is not None and tiles & ~above[op])) and overlap(run, old):
                     what = f"ops[{op}] may overwrite what ops[{earlier}] still uses"
                     refuse(f"operands[{i}].offset", what, "recycled memory needs anti-dependencies")
         if (kept or above is not None) and begin[op] < begin[op + 1]:

@@ -174,7 +174,7 @@ def test_a_fault_between_frames() -> None:
 
 @pytest.mark.parametrize("queued", [False, True])
 def test_changes_since_a_frame_that_was_given_up(queued: bool) -> None:
-    """What is said of a frame's changes starts from the frame before, of which the region may hold nothing."""
+    """The caller names changes since the frame before, of which the region may hold nothing."""
     with aspen_mp.Runtime(workers=2, log="off") as runtime:
         model = chain(runtime)
         whole = Whole(model)

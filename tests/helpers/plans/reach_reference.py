@@ -1,4 +1,4 @@
-"""What REACH finds, computed from its program in another way, and what it has to find, computed element by element.
+"""REACH's results, computed from its program in another way, and the least that they must be, computed element by element.
 
 `evaluate` reads a program and looks at each output of each map. `dependent` needs no program: it follows changed elements through the
 region maps of ops.
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.ir.graph import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.table import input_region
 from aspen_mp.shm.tables import LIMITS, NUMBERS
 
 AXES, BOXES, RANK, WORDS = LIMITS["tile_axes"], NUMBERS["REACH_BOXES"], LIMITS["rank"], NUMBERS["REACH_WORDS"]
@@ -38,8 +39,13 @@ class MapWords:
     end: int
     c: int
 
+    def source(self, lo: int, hi: int) -> tuple[int, int]:
+        """The range of the source that outputs from `lo` on and before `hi` read."""
+        o = np.arange(max(lo, self.first), min(hi, self.last), dtype=object)
+        return (min((self.a * o + self.begin) // self.c), max((self.a * o + self.end) // self.c)) if len(o) else (0, 0)
+
     def outputs(self, lo: int, hi: int, length: int) -> Mask:
-        """Which outputs along the axis read something of [lo, hi)."""
+        """True for outputs along the axis that read something of [lo, hi)."""
         o = np.arange(length, dtype=object)
         reads = ((self.a * o + self.end) // self.c > lo) & ((self.a * o + self.begin) // self.c < hi)
         return reads.astype(bool) & (o >= self.first) & (o < self.last)
@@ -47,10 +53,12 @@ class MapWords:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a program. `axes`: cuts, grain and distance in tile numbers, of each axis that tiles cut."""
+    """A step of a program. `kept`: 0 if its outputs outlive a request, 1 if none does, 2 if some do. `axes`: cuts, grain and distance in
+    tile numbers, of each axis that tiles cut."""
 
     dims: tuple[int, ...]
     work: float
+    kept: int
     axes: tuple[tuple[tuple[int, ...], int, int], ...]
     reads: tuple[tuple[int, tuple[MapWords, ...]], ...]
 
@@ -74,21 +82,21 @@ def parsed(program: Sequence[int]) -> tuple[list[tuple[int, ...]], list[Step]]:
     def take(n: int) -> tuple[int, ...]:
         return tuple(next(words) for _ in range(n))
 
-    n_inputs, n_steps = take(2)
+    n_inputs, n_steps, _ = take(3)
     inputs = [take(*take(1)) for _ in range(n_inputs)]
     steps = []
     for _ in range(n_steps):
         take(1)
         dims = take(*take(1))
         work = float(np.array(take(1), np.int64).view(np.float64)[0])
-        axes, reads = [], []
+        (kept,), axes, reads = take(1), [], []
         for _ in dims[:AXES]:
             cells, grain, distance = take(3)
             axes.append((take(cells + 1), grain, distance))
         for _ in range(*take(1)):
             source, n_maps = take(2)
             reads.append((source, tuple(MapWords(*take(8)) for _ in range(n_maps))))
-        steps.append(Step(dims, work, tuple(axes), tuple(reads)))
+        steps.append(Step(dims, work, kept, tuple(axes), tuple(reads)))
     assert next(words, None) is None
     return inputs, steps
 
@@ -144,7 +152,6 @@ def evaluate(program: Sequence[int], changes: npt.NDArray[np.int32]) -> tuple[np
     inputs, steps = parsed(program)
     lists = [given(row.tolist(), shape) for row, shape in zip(changes, inputs, strict=True)]
     parts = np.array([sum(EMPTY, ())] * (1 + sum(step.tiles for step in steps)), np.uint32)
-    counts, base = np.zeros(4), 1
     for step in steps:
         found: list[Box] = []
         for source, maps in step.reads:
@@ -153,17 +160,40 @@ def evaluate(program: Sequence[int], changes: npt.NDArray[np.int32]) -> tuple[np
                 if out is not None:
                     _added(found, out)
         lists.append(found)
+    asked: list[list[Box]] = [[] for _ in steps]
+    counts, base = np.zeros(4), len(parts)
+    for k, step in reversed(list(enumerate(steps))):
+        base -= step.tiles
+        found = [*(lists[len(inputs) + k] if step.kept != 1 else []), *asked[k]]
         for number, ranges in step.numbered():
             part = _part(step, ranges, found)
             parts[base + number] = part[0] + part[1]
-            share = 1.0
-            for k in range(len(step.dims)):
-                share *= int(part[1][k]) - int(part[0][k]) if k < AXES else step.dims[k]
-            ran = part != EMPTY
-            counts += [ran, 1, step.work * share if ran else 0.0, 0.0]
+            if part != EMPTY:
+                _ask(step, part, steps, len(inputs), asked)
+            counts += _counted(step, part)
         counts[3] += step.work * float(np.prod(step.dims, dtype=np.float64)) if step.tiles else 0.0
-        base += step.tiles
     return parts, counts
+
+
+def _counted(step: Step, part: Box) -> list[float]:
+    share = 1.0
+    for k in range(len(step.dims)):
+        share *= int(part[1][k]) - int(part[0][k]) if k < AXES else step.dims[k]
+    return [1, 1, step.work * share, 0.0] if part != EMPTY else [0, 1, 0, 0]
+
+
+def _ask(step: Step, part: Box, steps: Sequence[Step], n_inputs: int, asked: Sequence[list[Box]]) -> None:
+    """A part of a tile asks steps that are not kept for what it reads of them."""
+    for source, maps in step.reads:
+        if source < n_inputs or not steps[source - n_inputs].kept or 0 in steps[source - n_inputs].dims:
+            continue
+        lo, hi = [0] * len(steps[source - n_inputs].dims), list(steps[source - n_inputs].dims)
+        for one in maps:
+            ends = (part[0][one.out_axis], part[1][one.out_axis]) if one.out_axis < AXES else (0, step.dims[one.out_axis])
+            begin, end = one.source(*ends)
+            lo[one.in_axis], hi[one.in_axis] = max(lo[one.in_axis], begin), min(hi[one.in_axis], end)
+        if all(a < b for a, b in zip(lo, hi, strict=True)):
+            _added(asked[source - n_inputs], (tuple(lo), tuple(hi)))
 
 
 def _part(step: Step, ranges: Sequence[tuple[int, int]], found: Sequence[Box]) -> Box:
@@ -207,8 +237,45 @@ def _any_within(mask: Mask, lo: Ints, hi: Ints) -> Mask:
     return some & (found > 0)
 
 
+def _marked(shape: Sequence[int], lo: Ints, hi: Ints) -> Mask:
+    """The elements of boxes that are not empty."""
+    if not shape:
+        return np.array(len(lo) > 0)
+    steps = np.zeros([d + 1 for d in shape], np.int64)
+    for corner in product((0, 1), repeat=len(shape)):
+        np.add.at(steps, tuple(np.where(corner, hi, lo).T), (-1) ** sum(corner))
+    for axis in range(len(shape)):
+        steps = steps.cumsum(axis)
+    return steps[tuple(slice(d) for d in shape)] > 0
+
+
+def read_by(storage: Storage, node: Node, run: Mask) -> dict[Tensor, Mask]:
+    """True for elements of computed tensors on which some of a node's output depend, through views and concats."""
+    found: dict[Tensor, Mask] = {}
+    lo = np.argwhere(run) if run.ndim else np.zeros((int(run), 0), np.int64)
+    hi = lo + 1
+    todo = [(x, *input_region(node, i, lo, hi)) for i, x in enumerate(node.inputs) if x is not None and not x.is_const]
+    while todo:
+        t, lo, hi = todo.pop()
+        some = (hi > lo).all(axis=1)
+        lo, hi, source = lo[some], hi[some], storage.producer.get(t)
+        if source is None or not len(lo) or t.is_const:
+            continue
+        if source.op == "concat":
+            axis, offset = source.attrs["axis"], 0
+            for x in source.inputs:
+                shift = np.array([offset if k == axis else 0 for k in range(len(t.shape))])
+                todo.append((x, np.maximum(lo - shift, 0), np.minimum(hi - shift, np.array(x.shape))))
+                offset += x.shape[axis]
+        elif source.op in VIEW_OPS:
+            todo.append((source.inputs[0], *input_region(source, 0, lo, hi)))
+        else:
+            found[t] = found.get(t, False) | _marked(t.shape, lo, hi)
+    return found
+
+
 def dependent(storage: Storage, masks: dict[Tensor, Mask], region: Callable[..., Any]) -> dict[Tensor, Mask]:
-    """Which elements of all tensors depend on elements of inputs in `masks`, by the region of each element."""
+    """True for elements of all tensors that depend on elements of inputs in `masks`, by the region of each element."""
     found = dict(masks)
     for node in storage.nodes:
         found.update(_of_node(node, found, region))

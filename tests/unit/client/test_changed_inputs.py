@@ -105,7 +105,7 @@ def row_starts(shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
 
 
 def taken_over(kept: Array, value: Array, tol: float) -> Array:
-    """What an input is after a comparison: rows of blocks with an element that is too far are the new ones."""
+    """The input after a comparison: rows of blocks with an element that is too far are the new ones."""
     found = np.array(kept)
     if not kept.size:
         return found

@@ -54,7 +54,7 @@ def test_noise_of_few_frames_is_not_known() -> None:
 
 
 def test_frames_without_noise() -> None:
-    """Only the square differs. What is not a number is left out."""
+    """The square alone differs. Values that are not numbers are left out."""
     still = frames(np.random.default_rng(0), np.float32, 0.0, PAIRS + 1)
     assert estimated([still[0]] * (PAIRS + 1)) == 0.0
     still[3][0, 0, 0], still[4][0, 0, 1] = np.nan, np.inf

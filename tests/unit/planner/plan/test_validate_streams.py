@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from small_graphs import GRAPHS, attention, residual_block
 
 from aspen_mp.planner.ops.streams.reach import LINE
 from aspen_mp.planner.plan.validate import validate
-from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.errors import PlanError, ResourceLimitError
 from aspen_mp.shm.tables import DTYPES, KERNELS, SPACES
 from aspen_mp.workers._dse import PlanRunner
 
-FIRST_STEP = 2 + 1 + 4
+FIRST_STEP = 3 + 1 + 4
 """Word of the first step in the program of a model with one input, which has four axes."""
 
 
@@ -91,22 +92,25 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("dtype of input 0", operand("REACH", 2, "dtype", DTYPES["F32"])),
     ("input 0", operand("REACH", 2, "dims", [[1, 400, 0, 0, 0, 0, 0, 0]])),
     ("a rank", param("REACH", 0, 2)),
-    ("cells of an axis", param("REACH", 0, 0)),
+    ("which outputs are kept", param("REACH", 0, 0)),
     ("a number of inputs", param("REACH", 0, -1)),
     ("a number of inputs", param("REACH", 0, 1 << 40)),
     ("params", param("REACH", 1, 1)),
     ("a number of steps", param("REACH", 1, -1)),
-    ("a rank", param("REACH", 2, 9)),
+    ("a number of outputs", param("REACH", 2, -1)),
+    ("shape of output 1", param("REACH", 2, 0)),
+    ("a rank", param("REACH", 3, 9)),
     ("words of the step", param("REACH", FIRST_STEP, 5)),
     ("words of a step", param("REACH", FIRST_STEP, 0)),
     ("a rank", param("REACH", FIRST_STEP + 1, -1)),
     ("a length", param("REACH", FIRST_STEP + 2, -1)),
-    ("cells of an axis", param("REACH", FIRST_STEP + 7, -1)),
-    ("cells of an axis", param("REACH", FIRST_STEP + 7, 1 << 40)),
-    ("a grain", param("REACH", FIRST_STEP + 8, 0)),
-    ("a distance of tiles", param("REACH", FIRST_STEP + 9, -1)),
-    ("a distance of tiles", param("REACH", FIRST_STEP + 9, 1 << 40)),
-    ("cut", param("REACH", FIRST_STEP + 10, 1)),
+    ("which outputs are kept", param("REACH", FIRST_STEP + 7, 3)),
+    ("cells of an axis", param("REACH", FIRST_STEP + 8, -1)),
+    ("cells of an axis", param("REACH", FIRST_STEP + 8, 1 << 40)),
+    ("a grain", param("REACH", FIRST_STEP + 9, 0)),
+    ("a distance of tiles", param("REACH", FIRST_STEP + 10, -1)),
+    ("a distance of tiles", param("REACH", FIRST_STEP + 10, 1 << 40)),
+    ("cut", param("REACH", FIRST_STEP + 11, 1)),
     ("may overwrite", moved("CONV", first_activation)),
     ("may overwrite", moved("CONV", lambda b: ("REQUEST", 0))),
     ("may overwrite", moved("CONV", parts)),
@@ -127,8 +131,25 @@ def test_damage_is_refused(name: str, damage: Callable[[Bytes], None], stream: s
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("stream", ["bits", "values"])
 def test_good_plans_are_accepted(graph: Any, stream: str) -> None:
-    for seed in range(2):
-        validate(make(graph, seed, stream=stream).segment())
+    good = make(graph, 1, stream=stream).segment()
+    validate(good)
+    for share in (0.8, 0.5):
+        most = int(share * Bytes(bytearray(good)).header["request_bytes"][0])
+        with contextlib.suppress(ResourceLimitError):
+            validate(make(graph, 1, stream=stream, stream_bytes=most).segment())
+
+
+@pytest.mark.parametrize("to", [first_activation, parts, kept_line], ids=lambda f: f.__name__)
+def test_streams_with_a_limit_of_memory(to: Callable[[Bytes], tuple[str, int]]) -> None:
+    """Activations in the arena use memory again, as in any plan. What is kept does not, nor do parts of tiles."""
+    b = Bytes(make(residual_block, stream="bits", stream_bytes=40000).segment())
+    arena = b.operands["space"] == SPACES["ARENA"]
+    assert arena[3:].any(), "all activations are kept"
+    validate(b.raw)
+    at = "REQUEST", int(b.operand("REACH", 1)["offset"][0])
+    moved("GEMM", (lambda _: at) if to is first_activation else to)(b)
+    with pytest.raises(PlanError, match="may overwrite"):
+        validate(b.raw)
 
 
 @pytest.mark.parametrize("name", ["n_parts", "arena_parts", "request_kept"])
