@@ -14,9 +14,11 @@ TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.2.0"
 __all__ = [
     "ExecutionMode",
+    "FrameReport",
     "GraphOptimizationLevel",
     "InferenceSession",
     "Model",
+    "ModelStream",
     "Planning",
     "RequestFuture",
     "RunOptions",
@@ -29,6 +31,8 @@ __all__ = [
     "explain",
     "get_available_providers",
     "get_device",
+    "mask_of_blocks",
+    "mask_of_motion",
     "optimize",
     "quantize",
 ]
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
     from aspen_mp.client.runtime import Runtime as Runtime
     from aspen_mp.client.runtime import connect as connect
     from aspen_mp.client.signature import ValueInfo as ValueInfo
+    from aspen_mp.client.streams.masks import mask_of_blocks as mask_of_blocks
+    from aspen_mp.client.streams.masks import mask_of_motion as mask_of_motion
+    from aspen_mp.client.streams.model_stream import FrameReport as FrameReport
+    from aspen_mp.client.streams.model_stream import ModelStream as ModelStream
     from aspen_mp.compat.onnxruntime.environment import get_device as get_device
     from aspen_mp.compat.onnxruntime.options import ExecutionMode as ExecutionMode
     from aspen_mp.compat.onnxruntime.options import GraphOptimizationLevel as GraphOptimizationLevel
@@ -60,6 +68,10 @@ _WHERE = {
     "Runtime": "aspen_mp.client.runtime",
     "connect": "aspen_mp.client.runtime",
     "Model": "aspen_mp.client.model",
+    "ModelStream": "aspen_mp.client.streams.model_stream",
+    "FrameReport": "aspen_mp.client.streams.model_stream",
+    "mask_of_blocks": "aspen_mp.client.streams.masks",
+    "mask_of_motion": "aspen_mp.client.streams.masks",
     "RequestFuture": "aspen_mp.client.future",
     "ValueInfo": "aspen_mp.client.signature",
     "Planning": "aspen_mp.planner.job.options",

@@ -28,7 +28,7 @@ from aspen_mp.planner.ops.table import params as kernel_params
 from aspen_mp.planner.ops.table import seen
 from aspen_mp.planner.plan.bucketed_graph import BucketedGraph
 from aspen_mp.planner.plan.explain import op_infos
-from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
+from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, stay, tenants
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.planner.tiling import reach, teams
@@ -55,10 +55,12 @@ class PlanOptions:
     """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
     ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told the likely size of
     an arena, in bytes, as soon as it is known. So the arena can be made before the plan is done. ``stream``: what activations are kept
-    for in the request's region, so that a request runs only what its changed inputs reach (`tiling.reach`)."""
+    for in the request's region, so that a request runs only what its changed inputs reach (`tiling.reach`). ``stream_bytes``: most
+    memory of that region, 0 for any."""
 
     reuse_memory: bool = True
     stream: Keeping = ""
+    stream_bytes: int = 0
     memory_bytes: int | None = None
     grids: Any = None
     sized: Callable[[int], None] | None = None
@@ -94,10 +96,16 @@ def build_plan(
     else:
         storage, found, machine = _tiled(graph, storage, machine, planning, bucketed is None)
     if options.stream:
-        storage, grids = reach.with_reach(storage, found.grids, options.stream)
+        most = 0 if options.stream == "rows" else options.stream_bytes
+        storage, grids = reach.with_reach(storage, found.grids, options.stream, most)
         found = replace(found, grids=grids)
+        if 0 < most < storage.request_bytes:
+            limit = f"and its limit is {most}"
+            raise ResourceLimitError(f"a stream of {graph.name!r} needs {storage.request_bytes} bytes of memory at least, {limit}")
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
+    if options.stream:
+        stay(lives, storage.refs[storage.steps[0].output].buffer)  # each tile looks there for its part
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
     if options.sized is not None:

@@ -39,7 +39,8 @@ FULL: Final = {
     **dict.fromkeys(
         (
             *(f"api/commands/test_{name}.py" for name in ("figures", "coexecution", "peers", "bench_plans", "bench_torch")),
-            *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "stream", "kernels", "prediction")),
+            *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "kernels", "prediction")),
+            *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("stream", "cameras")),
             "api/commands/test_cli.py::test_plan_measured",
             "api/files/test_calibration.py::test_doctor_measures_and_shows",
         ),

@@ -80,7 +80,12 @@ def _main(
 for _command, *_calls in (
     (launch.launch, "launch --name web --workers 4 --detach model.onnx"),
     (serve.serve, "serve model.onnx --port 8000", "serve models --watch --http-workers 4"),
-    (run.run, "run zoo:resnet50 --random --check", "run model.onnx --input x=x.npy --output results"),
+    (
+        run.run,
+        "run zoo:resnet50 --random --check",
+        "run model.onnx --input x=x.npy --output results",
+        "run model.onnx --stream frames --noise 8 --refresh 100",
+    ),
     (plan.plan, "plan model.onnx --explain --measure", "plan model.onnx --why", "plan model.onnx --cores 8P+8E"),
     (
         quantize.quantize,

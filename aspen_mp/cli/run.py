@@ -12,6 +12,8 @@ import numpy as np
 import typer
 
 from aspen_mp.cli import options, output, sources
+from aspen_mp.cli.frames import options as of_frames
+from aspen_mp.cli.frames import runs as frames
 from aspen_mp.client.arguments import WITHIN
 from aspen_mp.client.trials.difference import largest_error
 from aspen_mp.errors import AspenError, ResourceLimitError
@@ -79,6 +81,12 @@ def run(
     stacks: sources.StacksOption = True,
     objective: sources.ObjectiveOption = None,
     search: sources.SearchOption = "quick",
+    stream: of_frames.StreamOption = None,
+    tol: of_frames.TolOption = None,
+    noise: of_frames.NoiseOption = 0.0,
+    refresh: of_frames.RefreshOption = 0,
+    same_bits: of_frames.SameBitsOption = None,
+    stream_memory: of_frames.MemoryOption = None,
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Largest error that --check accepts, relative to the largest magnitude of the output.")
     ] = 1e-3,
@@ -92,6 +100,8 @@ def run(
         raise typer.BadParameter(
             "a running runtime has its own workers and profile. Leave out --name, or --workers and --profile", param_hint="--name"
         )
+    told = of_frames.how(tol, noise, refresh, same_bits, stream_memory)
+    of_frames.check_options(stream, told, {"--random": random, "--check": check, "--shape": bool(shape)})
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "accuracy": sources.accuracy(accuracy)}
     how |= sources.auto_precision(precision, samples, within)
@@ -102,7 +112,11 @@ def run(
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
             loaded = runtime.load(source.model, name=source.label, progress=update, **how)
-        feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
+        given = None if stream is None else frames.Frames(stream, loaded, inputs)
+        if given is not None:
+            feeds = given[0]
+        else:
+            feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
             prepare(loaded, feeds)
             loaded.run(feeds)  # touches memory for the first time
@@ -110,12 +124,14 @@ def run(
             output.notice(f"precision: {loaded.precision_choice}")
         report: dict[str, Any] = {"model": source.label, "workers": 0, "ready_s": time.perf_counter() - began}
         results, report["latency_ms"] = _timed(loaded, feeds, repeat, quiet=as_json)
+        if given is not None:
+            results = _streamed(loaded, given, told, output_dir, report, quiet=as_json)
         report["workers"] = len(runtime.workers)
         loaded.unload()
         direct = _by_direct_sums(runtime, source, feeds, quiet=as_json) if reference == "float64" else {}
     report["inputs"] = [{"name": key, **_summary(value)} for key, value in feeds.items()]
     report["outputs"] = [{"name": key, **_summary(value)} for key, value in results.items()]
-    if output_dir is not None:
+    if output_dir is not None and given is None:
         report["files"] = _write(output_dir, results)
     if reference == "float64":
         with output.progress(f"evaluating {source.label} in float64", quiet=as_json):
@@ -153,6 +169,22 @@ def _timed(model: Model, feeds: dict[str, Any], repeat: int | None, *, quiet: bo
     latency = {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times)}
     latency |= {"runs": len(times), "warmup": len(warmup)}
     return {o.name: results[o.name] for o in model.outputs}, latency
+
+
+def _streamed(
+    model: Model, given: frames.Frames, told: dict[str, Any], folder: Path | None, report: dict[str, Any], *, quiet: bool
+) -> dict[str, Any]:
+    """The outputs of the last frame; the report gets the frames, and the files of each frame's outputs, in a folder of its own."""
+    files: list[str] = []
+
+    def write(frame: str, results: dict[str, Any]) -> None:
+        if folder is not None:
+            files.extend(_write(folder / _file_name(frame), results))
+
+    results, report["stream"] = frames.run(model, given, told, write, quiet=quiet)
+    if folder is not None:
+        report["files"] = files
+    return results
 
 
 def _by_direct_sums(runtime: Runtime, source: sources.GivenModel, feeds: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -236,8 +268,12 @@ def _write(folder: Path, results: dict[str, Any]) -> list[str]:
         written.append(str(path))
 
     for key, value in results.items():
-        write("".join(c if c.isalnum() or c in "._-" else "_" for c in key).lstrip(".") or "output", value)
+        write(_file_name(key), value)
     return written
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text).lstrip(".") or "output"
 
 
 CHECKS = ("onnxruntime", "float64")
@@ -350,6 +386,9 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
         rows.append(cells)
     output.table("", columns, rows)
     times = report["latency_ms"]
+    if "stream" in report:
+        output.out.print()
+        frames.show(report["stream"], times)
     spread = f"median {times['median']:.2f} ms, p95 {times['p95']:.2f} ms, min {times['min']:.2f} ms"
     runs = f"{output.count(times['runs'], 'run')} after {output.count(times['warmup'], 'warm-up run')}"
     speed = f"{spread if times['runs'] > 1 else format(times['median'], '.2f') + ' ms'} ({runs})"

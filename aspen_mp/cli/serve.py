@@ -69,6 +69,15 @@ def serve(
     max_queued: Annotated[
         int, typer.Option("--max-queued", min=0, help="Requests of one process that may wait; more get status 429. 0: no limit.")
     ] = 1024,
+    max_sequences: Annotated[
+        int, typer.Option("--max-sequences", min=0, max=1 << 20, help="Sequences (streams of frames) that one process keeps. 0: none.")
+    ] = 64,
+    client_sequences: Annotated[
+        int, typer.Option("--client-sequences", min=0, max=1 << 20, help="Sequences of one client's address.")
+    ] = 16,
+    sequence_timeout: Annotated[
+        float, typer.Option("--sequence-timeout", metavar="SECONDS", min=0.001, max=1e9, help="How long sequences live without a request.")
+    ] = 60.0,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="Answer only clients that send a token of this file, one a line, as bearer token.")
     ] = None,
@@ -102,7 +111,13 @@ def serve(
         raise typer.BadParameter("give letters, digits, '.', '_' and '-' that names must begin with", param_hint="--allow-named-shm")
     told = ServeOptions(
         front_ends=http_workers,
-        limits=Limits(body=max_body << 20, queued=max_queued),
+        limits=Limits(
+            body=max_body << 20,
+            queued=max_queued,
+            sequences=max_sequences,
+            client_sequences=client_sequences,
+            sequence_s=sequence_timeout,
+        ),
         watch=watch,
         allow_repository=allow_repository,
         access_log=access_log,

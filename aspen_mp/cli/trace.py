@@ -35,6 +35,20 @@ def trace(
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the timeline in this file. Needs matplotlib.")] = None,
+    tiles: Annotated[
+        Path | None,
+        typer.Option("--tiles", metavar="FILE", help="Draw the tiles of the last request that ran in this file. Needs matplotlib."),
+    ] = None,
+    changed: Annotated[
+        float | None,
+        typer.Option(
+            "--changed",
+            min=0.0,
+            max=100.0,
+            metavar="PERCENT",
+            help="Run frames of a stream. In each, one square of the first input has changed, with this share of its area.",
+        ),
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. May be given several times."),
@@ -81,16 +95,18 @@ def trace(
         )
     if name is not None and workers is not None:
         raise typer.BadParameter("a running runtime has its own workers. Leave out --workers or --name", param_hint="--name")
-    for path in (file, png):
+    if changed is not None and (model is None or concurrency != 1):
+        raise typer.BadParameter("frames of a stream follow each other. Give a MODEL, and leave out --concurrency", param_hint="--changed")
+    for path in (file, png, tiles):
         if path is not None and not path.absolute().parent.is_dir():
             raise FileNotFoundError(f"there is no folder {path.absolute().parent}. Make it first, or write elsewhere")
-    if png is not None:
+    if png is not None or tiles is not None:
         from aspen_mp.tracing import plot
 
         plot.check()
     if model is None:
         with aspen_mp.connect(name or "default", retry=False) as runtime:
-            _report(_watch(runtime, seconds, records, quiet=as_json), file, png, as_json)
+            _report(_watch(runtime, seconds, records, quiet=as_json), file, png, tiles, as_json)
         return
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
@@ -101,10 +117,14 @@ def trace(
         with output.progress(f"planning {source.label}", quiet=as_json):
             prepare(loaded, feeds)
             loaded.run(feeds)
-        with runtime.trace(records=records) as recorded:
-            _requests(loaded, feeds, repeat, concurrency)
+        recorded = runtime.trace(records=records)
+        if changed is not None:
+            _frames(loaded, feeds, repeat, changed / 100, recorded)
+        else:
+            with recorded:
+                _requests(loaded, feeds, repeat, concurrency)
         loaded.unload()
-        _report(recorded, file, png, as_json)
+        _report(recorded, file, png, tiles, as_json)
 
 
 def _requests(model: Model, feeds: dict[str, Any], repeat: int, concurrency: int) -> None:
@@ -121,6 +141,30 @@ def _requests(model: Model, feeds: dict[str, Any], repeat: int, concurrency: int
         future.result()
 
 
+def _frames(model: Model, feeds: dict[str, Any], repeat: int, share: float, recorded: Trace) -> None:
+    """Run frames of a stream, after a first one that is not recorded. Each has another square of the first input replaced."""
+    import numpy as np
+
+    from aspen_mp.client.streams.changed_inputs import image_axes
+
+    rng = np.random.default_rng(0)
+    name, value = next(iter(feeds.items()))
+    down, across = image_axes(value.shape)
+    with model.stream(same_bits=False) as stream:
+        stream.run(feeds)
+        with recorded:
+            for _ in range(repeat):
+                frame = np.array(value)
+                sides = {axis: max(1, round(value.shape[axis] * share**0.5)) for axis in (down, across)}
+                place = [slice(None)] * value.ndim
+                for axis, side in sides.items():
+                    begin = int(rng.integers(value.shape[axis] - side, endpoint=True))
+                    place[axis] = slice(begin, begin + side)
+                part = frame[tuple(place)]
+                part[...] = rng.permutation(part.reshape(-1)).reshape(part.shape) if part.dtype.kind not in "fc" else 1 - part
+                stream.run({**feeds, name: frame})
+
+
 def _watch(runtime: Runtime, seconds: float | None, records: int, *, quiet: bool) -> Trace:
     with Pause() as pause, runtime.trace(records=records) as recorded:
         if seconds is None and not quiet:
@@ -132,7 +176,7 @@ def _watch(runtime: Runtime, seconds: float | None, records: int, *, quiet: bool
     return recorded
 
 
-def _report(recorded: Trace, file: Path | None, png: Path | None, as_json: bool) -> None:
+def _report(recorded: Trace, file: Path | None, png: Path | None, tiles: Path | None, as_json: bool) -> None:
     summary = recorded.summary()
     if file is not None:
         with output.progress(f"writing {file}", quiet=as_json):
@@ -141,10 +185,13 @@ def _report(recorded: Trace, file: Path | None, png: Path | None, as_json: bool)
     if png is not None:
         recorded.plot(png)
         summary["png"] = str(png)
+    if tiles is not None:
+        recorded.plot_tiles(tiles)
+        summary["tiles"] = str(tiles)
     if as_json:
         output.emit_json(summary)
         return
     typer.echo(recorded.text())
-    for path in (file, png):
+    for path in (file, png, tiles):
         if path is not None:
             output.notice(f"wrote {path}")

@@ -264,7 +264,7 @@ class Model(Submission):
             {input name: writable array}, as `InputBuffers`.
 
         Raises:
-            RequestError: An input is no tensor of numbers, or the values of inputs decide shapes.
+            RequestError: An input is not a tensor of numbers, or the values of inputs decide shapes.
         """
         blanks = self._blanks(shapes, "it has no buffer")
         region, inputs, outputs = self._tree.hold(blanks)
@@ -301,7 +301,13 @@ class Model(Submission):
     # ---- frames that follow each other
 
     def stream(
-        self, tol: float | Mapping[str, float] = 0.0, *, noise: float = 0.0, refresh: int = 0, same_bits: bool | None = None
+        self,
+        tol: float | Mapping[str, float] = 0.0,
+        *,
+        noise: float = 0.0,
+        refresh: int = 0,
+        same_bits: bool | None = None,
+        memory: int | None = None,
     ) -> ModelStream:
         """Return a stream: requests of which each runs only what differs from the one before, such as the frames of a video.
 
@@ -319,6 +325,8 @@ class Model(Submission):
             same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
                 from these by rounding errors, as those of two algorithms do. With Winograd's algorithm, which most convolutions use, the
                 rounding errors of a block depend on the whole block. So less has to run then. None: True without a tolerance.
+            memory: Bytes of shared memory that the stream may use. It keeps those activations that would take longest to compute anew, and
+                computes the others where they are needed. None: it keeps all.
 
         Raises:
             RequestError: The model has been unloaded, or has no such input.
@@ -331,7 +339,8 @@ class Model(Submission):
         tolerance = checked(tol, noise, refresh)
         self.check_names(tolerance.names())
         same = tolerance.exact if same_bits is None else arguments.flag("same_bits", same_bits)
-        return ModelStream(self, same_bits=same, tolerance=tolerance)
+        most = 0 if memory is None else arguments.whole("memory", memory, 1)
+        return ModelStream(self, same_bits=same, tolerance=tolerance, memory=most)
 
     def begin(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import deque
@@ -15,6 +16,7 @@ import numpy as np
 
 from aspen_mp.client import arguments
 from aspen_mp.client.model_source import where
+from aspen_mp.client.streams.tolerance import checked
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.system import clock, filesystem, threads
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from aspen_mp.client.model import Model
     from aspen_mp.client.session import Session
+    from aspen_mp.client.streams.model_stream import ModelStream
 
 Results = Mapping[str, "npt.NDArray[Any]"]
 Feeds = Callable[[], Mapping[str, Any]] | Iterable[Mapping[str, Any]]
@@ -32,6 +35,8 @@ Objective = Literal["latency", "throughput"]
 OBJECTIVES: Final = ("latency", "throughput")
 IN_FLIGHT: Final = {"latency": 1, "throughput": 2}
 """Requests of a pipeline that run at a time: a second one fills what the first one leaves idle, and delays it."""
+STREAMED: Final = ("tol", "noise", "refresh", "same_bits", "memory")
+"""Arguments of `Model.stream`."""
 USERS_S: Final = 2.0
 """Seconds that `Workload.stop` gives a call of `feeds` or `on_result` to return."""
 _KEPT: Final = 1000
@@ -51,14 +56,35 @@ class Network:
         return f"<Network {self.name!r}>"
 
 
+class _Frame:
+    """A frame of a stream that runs when somebody asks for its results. It stands for a future."""
+
+    def __init__(self, result: Callable[[], Results]) -> None:
+        self.result = result
+
+    def cancel(self) -> None:
+        """Nothing has begun."""
+
+
 class _Pipeline:
     """A source and all that is behind or beside it: one model, whose requests one thread sends."""
 
-    def __init__(self, source: Network, every_s: float | None, feeds: Feeds | None, urgency: dict[str, Any], share: float) -> None:
-        """`urgency`: arguments of `Model.submit`. `asked`: the runtime that was last asked for a schedule of its model."""
+    def __init__(
+        self,
+        source: Network,
+        every_s: float | None,
+        feeds: Feeds | None,
+        urgency: dict[str, Any],
+        share: float,
+        streamed: dict[str, Any] | None,
+    ) -> None:
+        """`urgency`: arguments of `Model.submit`. `streamed`: those of `Model.stream`; None: without a stream. `asked`: the
+        runtime that was last asked for a schedule of its model."""
         self.source = source
         self.urgency = urgency
         self.share = share
+        self.streamed = streamed
+        self.stream: ModelStream | None = None
         self.every_s = every_s
         self.feeds = feeds
         self.networks = [source]
@@ -81,6 +107,35 @@ class _Pipeline:
         known = {info.name for info in model.inputs}
         return {name if name in known else f"{self.source.name}.{name}": array for name, array in feeds.items()}
 
+    def load(self, model: Model) -> None:
+        """Take the model, and begin a stream of it if requests are frames."""
+        self.model = model
+        if self.streamed is not None:
+            told = dict(self.streamed)
+            if isinstance(told.get("tol"), Mapping):
+                told["tol"] = self.named(model, told["tol"])
+            self.stream = model.stream(**told)
+
+    def unload(self) -> None:
+        """Give model and stream back, if there are any."""
+        stream, model, self.stream, self.model = self.stream, self.model, None, None
+        if stream is not None:
+            stream.close()
+        if model is not None:
+            model.unload()
+
+    def run(self, model: Model, feeds: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """The results of a request, or of the next frame."""
+        return (self.stream or model).run(self.named(model, feeds), **self.urgency)
+
+    def submit(self, model: Model, feeds: Mapping[str, Any], *, alone: bool) -> Any:
+        """The future of a request. `alone`: its results are asked for before anybody changes the inputs."""
+        if self.stream is None:
+            return model.submit(self.named(model, feeds), copy=not alone, **self.urgency)
+        if alone:
+            return _Frame(lambda: self.run(model, feeds))
+        return self.stream.submit(self.named(model, feeds), **self.urgency)
+
     def deliver(self, results: Results) -> None:
         """Each network's results to who wants them, by their own names."""
         for network in self.networks:
@@ -92,6 +147,7 @@ class _Pipeline:
         """For `Workload.status`."""
         with self.lock:
             counts, latencies, running_s = dict(self.counts), list(self.latencies), self.ended - self.began
+        frame = None if self.stream is None else self.stream.last
         p50, p99 = (float(np.quantile(latencies, q)) if latencies else None for q in (0.5, 0.99))
         return {
             "networks": [network.name for network in self.networks],
@@ -101,6 +157,7 @@ class _Pipeline:
             "p50_ms": p50,
             "p99_ms": p99,
             "error": None if self.error is None else str(self.error),
+            "frame": None if frame is None else dataclasses.asdict(frame),
         }
 
 
@@ -140,6 +197,7 @@ class Workload:
         priority: str = "normal",
         deadline_ms: float | None = None,
         share: float = 1.0,
+        stream: bool | Mapping[str, Any] = False,
         after: Network | None = None,
         beside: Network | None = None,
         inputs: Mapping[str, str] | None = None,
@@ -157,6 +215,8 @@ class Workload:
             deadline_ms: Of a source: when results are needed, in milliseconds from the time of each request. A request that cannot keep to
                 it is dropped and counted.
             share: Of a source: as of `Runtime.load`.
+            stream: Of a source: whether its requests are the frames of a `Model.stream`. Then of each only what changed since the one
+                before runs, in all networks of the pipeline, one frame after the other. A dict has arguments of `Model.stream`.
             after: A network whose outputs this one reads.
             beside: A network whose inputs this one reads, too.
             inputs: {input: "NETWORK.TENSOR"}: which output or input of another network of the pipeline an input is. Inputs that are not
@@ -168,6 +228,7 @@ class Workload:
 
         Raises:
             ValueError: A name that is taken or has other characters, or something of a source that is said of another network.
+            TypeError, ValueError: `stream` has a name or a value that `Model.stream` does not take.
             RequestError: The workload has been started or stopped.
         """
         self._refuse_if_stopped()
@@ -185,11 +246,11 @@ class Workload:
         network = Network(self, name, entry, on_result)
         urgency = {"priority": priority} if deadline_ms is None else {"priority": priority, "deadline_ms": deadline_ms}
         if after is None and beside is None:
-            self._pipelines[name] = _Pipeline(network, _period(every_ms), feeds, urgency, share)
-        elif every_ms is not None or feeds is not None or urgency != {"priority": "normal"} or share != 1.0:
+            self._pipelines[name] = _Pipeline(network, _period(every_ms), feeds, urgency, share, _streamed(stream))
+        elif every_ms is not None or feeds is not None or urgency != {"priority": "normal"} or share != 1.0 or stream is not False:
             raise ValueError(
-                f"network {name!r} runs when its source does: every_ms, feeds, priority, deadline_ms and share belong to a network without "
-                "after and beside"
+                f"network {name!r} runs when its source does: every_ms, feeds, priority, deadline_ms, share and stream belong to a network "
+                "without after and beside"
             )
         else:
             pipelines = {self._pipeline_of(other).source.name: other for other in (after, beside) if other is not None}
@@ -221,7 +282,7 @@ class Workload:
             for source, pipeline in self._pipelines.items():
                 path = self._written(self._folder, source, pipeline)
                 name = ", ".join(network.name for network in pipeline.networks)
-                pipeline.model = self._load(path, name=name, **self._how(), share=pipeline.share)
+                pipeline.load(self._load(path, name=name, **self._how(), share=pipeline.share))
         except BaseException:
             self.stop()
             raise
@@ -325,7 +386,7 @@ class Workload:
         if pipeline is None or pipeline.source is not source:
             raise RequestError(f"network {source.name!r} is no source of this workload")
         self.load()
-        return self._model_of(pipeline).run(pipeline.named(self._model_of(pipeline), feeds), **pipeline.urgency)
+        return pipeline.run(self._model_of(pipeline), feeds)
 
     def _model_of(self, pipeline: _Pipeline) -> Model:
         model = pipeline.model
@@ -372,8 +433,9 @@ class Workload:
         Returns:
             For each: `networks`, `every_ms`, `requests` and `results` so far, `skipped` (times at which the request before was still
             running), `late` (results that came after the next period had begun), `missed` (requests dropped because of their deadline),
-            `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest latencies, from when the request was due), `error`, and
-            `schedule`: as in `Runtime.status`, the same for all, or None where the workload is not running or asks for no schedule.
+            `per_s` (results a second), `p50_ms` and `p99_ms` (of the latest latencies, from when the request was due), `error`, `frame`
+            (how much of the latest frame of a stream ran: the fields of `FrameReport`; None before the first frame, and without a stream),
+            and `schedule`: as in `Runtime.status`, the same for all, or None where the workload is not running or asks for no schedule.
         """
         schedule = self._schedule()
         return [{**pipeline.description(), "schedule": schedule} for pipeline in self._pipelines.values()]
@@ -392,9 +454,7 @@ class Workload:
             left = self._until_ended(pipeline, left)
         self._ask_for_schedule()
         for pipeline in self._pipelines.values():
-            if pipeline.model is not None:
-                pipeline.model.unload()
-                pipeline.model = None
+            pipeline.unload()
         if self._folder is not None:
             filesystem.rmtree(self._folder, ignore_errors=True)
 
@@ -436,7 +496,7 @@ class Workload:
                 with pipeline.lock:
                     pipeline.counts["requests"] += 1
                 alone = IN_FLIGHT[self._objective] == 1  # nobody changes the inputs before the result is there
-                waiting.append((due, model.submit(pipeline.named(model, feeds), copy=not alone, **pipeline.urgency)))
+                waiting.append((due, pipeline.submit(model, feeds, alone=alone)))
                 if alone:
                     self._take(pipeline, *waiting.popleft())
             while waiting:
@@ -515,6 +575,18 @@ def _valid(name: str, taken: Mapping[str, Network]) -> str:
     if name in taken:
         raise ValueError(f"the workload has a network {name!r} already. Give this one another name")
     return name
+
+
+def _streamed(stream: bool | Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments of `Model.stream`, checked as far as no model is needed; None: no stream."""
+    if isinstance(stream, bool):
+        return {} if stream else None
+    if not isinstance(stream, Mapping):
+        raise TypeError(f"stream must be True, False or a dict of arguments of Model.stream, not {type(stream).__name__}")
+    if strange := [name for name in stream if name not in STREAMED]:
+        raise ValueError(f"stream has {strange[0]!r}, which Model.stream does not take. It takes {', '.join(STREAMED)}")
+    checked(stream.get("tol", 0.0), stream.get("noise", 0.0), stream.get("refresh", 0))
+    return dict(stream)
 
 
 def _period(every_ms: float | None) -> float | None:

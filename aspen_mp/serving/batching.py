@@ -62,9 +62,11 @@ class Batcher:
         """Whether inputs and outputs all have the same open first dimension: then rows do not depend on where they lie."""
 
     def takes(self, call: Call) -> bool:
-        """Whether a request can be joined with others: no deadline of its own, and fewer rows than a full batch."""
+        """Whether a request can be joined with others: no deadline of its own, no sequence, and fewer rows than a full batch."""
         rows = {array.shape[0] if array.ndim else 0 for array in call.feeds.values()}
-        return self._joins and call.deadline_ms is None and len(rows) == 1 and 0 < max(rows) < self._options.max_batch
+        return (
+            self._joins and call.frame is None and call.deadline_ms is None and len(rows) == 1 and 0 < max(rows) < self._options.max_batch
+        )
 
     async def run(self, call: Call, priority: str, deadline_ms: float | None) -> Results:
         """The results of a request that `takes` has accepted. Errors are those of `Model.run_async`."""

@@ -117,7 +117,7 @@ class Rooms:
 
     def open(self, request: Request) -> None:
         """Looks for buffers, where they are worth it."""
-        if self._buffers is None:
+        if self._buffers is None or request.parameters.sequence_id:  # a stream has memory of its own
             return
         nbytes = 0
         for tensor in request.inputs:

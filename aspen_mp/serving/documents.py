@@ -17,7 +17,7 @@ from aspen_mp.shm.errors import RequestError
 
 NAME: Final = "aspen-mp"
 PLATFORM: Final = "onnx_onnxv1"
-EXTENSIONS: Final = ["binary_tensor_data", "model_configuration", "statistics", "schedule_policy"]
+EXTENSIONS: Final = ["binary_tensor_data", "model_configuration", "statistics", "schedule_policy", "sequence", "sequence(string_id)"]
 REPOSITORY: Final = "model_repository"
 NAMED: Final = "system_shared_memory"
 

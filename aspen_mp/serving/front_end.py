@@ -29,6 +29,7 @@ from aspen_mp.serving.memory.named import Named, NamedMemory
 from aspen_mp.serving.memory.routes import NamedRoutes
 from aspen_mp.serving.protocol.body import Budget
 from aspen_mp.serving.protocol.statuses import Refused
+from aspen_mp.serving.sequences import Places
 from aspen_mp.serving.shelf import Shelf
 from aspen_mp.serving.telemetry.ledger import Ledger
 from aspen_mp.shm.errors import RuntimeLost, RuntimeNotFound
@@ -93,7 +94,7 @@ class FrontEnd:
     def __init__(self, settings: Settings, runtime: aspen_mp.Runtime, channel: Channel) -> None:
         self._settings = settings
         self._channel = channel
-        self._shelf = Shelf(runtime, Ledger(settings.ledger, settings.part))
+        self._shelf = Shelf(runtime, Ledger(settings.ledger, settings.part), Places(settings.limits))
         self._asked: dict[int, asyncio.Future[Done]] = {}
         self._numbers = itertools.count(1)
         self._latest: Catalogue | None = None
@@ -151,6 +152,7 @@ class FrontEnd:
         finally:
             for task in (hearing, applying):
                 task.cancel()
+            self._shelf.close_sequences()
             if self._telemetry is not None:
                 await asyncio.to_thread(self._telemetry.close)
             self._channel.close()

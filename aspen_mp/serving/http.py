@@ -27,7 +27,7 @@ from aspen_mp.serving.protocol.body import DOCUMENT, Body, Budget, Disconnected,
 from aspen_mp.serving.protocol.messages import encoder
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.shelf import Shelf, Supervised
-from aspen_mp.serving.telemetry import steps, triton_metrics
+from aspen_mp.serving.telemetry import server_metrics, steps, triton_metrics
 from aspen_mp.serving.text import openai
 from aspen_mp.system import clock
 
@@ -131,6 +131,7 @@ class Infer:
             Body(receive, exchange.headers, self._limits, self._budget, exchange) as body,
         ):
             call = await inference.read(body, header_length, shelved.model.inputs, self._regions, rooms)
+            call.client = (scope.get("client") or ("",))[0]
             counted.has_read()
             results = await _unless_gone(shelved.run(call), exchange)
             counted.has_run()
@@ -287,7 +288,7 @@ class Routes:
 
         status = await asyncio.to_thread(self._shelf.runtime.status)
         more = triton_metrics.text(self._shelf, status) if self._triton_names else ""
-        return Response(text(status) + more, media_type="text/plain; version=0.0.4")
+        return Response(text(status) + server_metrics.text(self._shelf) + more, media_type="text/plain; version=0.0.4")
 
     def _find(self, request: Request) -> Any:
         return self._shelf.find(request.path_params["model"], request.path_params.get("version"))

@@ -14,10 +14,12 @@ import aspen_mp
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.buffers import Buffers, Rooms
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
+from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.protocol import datatypes
 from aspen_mp.serving.protocol.inference import Call
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.repository.disk import Config
+from aspen_mp.serving.sequences import Places, Sequences
 from aspen_mp.serving.telemetry import steps
 from aspen_mp.serving.telemetry.ledger import Ledger, Row, Totals
 from aspen_mp.serving.text import embedder as text
@@ -62,7 +64,7 @@ def find_embedder(model: aspen_mp.Model, path: str, config: Config) -> Embedder 
 class Shelved:
     """A version in service. Whoever uses it holds a `lease`; once it is retired, the last one unloads it. `counts`: of its requests."""
 
-    def __init__(self, served: Served, model: aspen_mp.Model, embedder: Embedder | str, counts: Row) -> None:
+    def __init__(self, served: Served, model: aspen_mp.Model, embedder: Embedder | str, counts: Row, places: Places) -> None:
         self.served = served
         self.counts = counts
         self.model = model
@@ -73,6 +75,7 @@ class Shelved:
         batching = served.config.batching
         self._batcher = None if batching is None else Batcher(model, batching, counts)
         self._buffers = Buffers(model)
+        self.sequences = Sequences(model, served.config.sequences.arguments, places, counts)
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Shelved]:
@@ -91,12 +94,13 @@ class Shelved:
     def retire(self) -> None:
         """It is served no more. Called on the event loop, as all of this."""
         self._retired = True
+        self.sequences.close()
         self._unload_if_unused()
 
     def _unload_if_unused(self) -> None:
         if self._retired and not self._leases:
             self._buffers.close()
-            asyncio.get_running_loop().run_in_executor(None, _unload, self.model)
+            self.sequences.when_closed(lambda: asyncio.get_running_loop().run_in_executor(None, _unload, self.model))
 
     async def run(self, call: Call) -> Results:
         """The results of a request. Errors are those of `Model.run_async`."""
@@ -108,7 +112,10 @@ class Shelved:
         if (trace := steps.CURRENT.get()) is not None:
             trace.enter(steps.RUN, **steps.of_batch(_rows(call)))
         began = clock.monotonic_ns()
-        results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+        if call.frame is not None:
+            results = await self.sequences.run(call, priority, deadline_ms)
+        else:
+            results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
         self.counts.executed(_rows(call), clock.monotonic_ns() - began)
         return results
 
@@ -124,9 +131,9 @@ def _unload(model: aspen_mp.Model) -> None:
         model.unload()
 
 
-def _shelved(runtime: aspen_mp.Runtime, served: Served, counts: Row) -> Shelved:
+def _shelved(runtime: aspen_mp.Runtime, served: Served, counts: Row, places: Places) -> Shelved:
     model = load(runtime, served.name, served.version, served.path, served.config)
-    return Shelved(served, model, find_embedder(model, served.path, served.config), counts)
+    return Shelved(served, model, find_embedder(model, served.path, served.config), counts, places)
 
 
 class Supervised(Protocol):
@@ -145,9 +152,11 @@ class Shelf:
         change: Is set at the next change of the models in service, or of their readiness. Take it before you look.
     """
 
-    def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger) -> None:
+    def __init__(self, runtime: aspen_mp.Runtime, ledger: Ledger, places: Places | None = None) -> None:
+        """`places`: room for sequences. None: as many as `Limits` has by default."""
         self.runtime = runtime
         self._ledger = ledger
+        self._places = places or Places(Limits())
         self.absent = "the server starts"
         self.closing = False
         self.change = asyncio.Event()
@@ -192,7 +201,7 @@ class Shelf:
                 continue
             counts = self._ledger.row(name, served.version, in_batches=served.config.batching is not None)
             try:
-                after[served.version] = await asyncio.to_thread(_shelved, self.runtime, served, counts)
+                after[served.version] = await asyncio.to_thread(_shelved, self.runtime, served, counts, self._places)
             except BaseException:
                 for version, shelved in after.items():
                     if before.get(version) is not shelved:
@@ -202,6 +211,11 @@ class Shelf:
         for version, shelved in before.items():
             if after.get(version) is not shelved:
                 shelved.retire()
+
+    def close_sequences(self) -> None:
+        """End all sequences of all versions: no request comes any more."""
+        for each in self.all:
+            each.sequences.close()
 
     def refuse_if_absent(self) -> None:
         """Refused (503) where requests are not served now."""

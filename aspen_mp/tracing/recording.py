@@ -28,7 +28,7 @@ SPAN: Final = np.dtype(
         ("begin", np.int64),
         ("end", np.int64),
         ("came", np.uint8),  # TRACE_CAMES
-        ("skipped", np.bool_),  # its request had failed
+        ("skipped", np.bool_),  # its request had failed, or nothing that changed reaches it
         ("cut", np.bool_),  # its worker died in it, or the trace ended
         ("plan", np.int32),  # index of Recording.plans, -1: unknown
         ("tile", np.int32),

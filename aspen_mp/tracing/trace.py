@@ -139,6 +139,22 @@ class Trace:
 
         plot.draw(self.recording, path, begin=begin, end=end)
 
+    def plot_tiles(self, path: str | os.PathLike[str]) -> None:
+        """Draw the tiles of the last request: a column for each op, rows of its output downwards, tiles that ran dark.
+
+        It shows what a change has reached, if that request is a frame of a `ModelStream`.
+
+        Args:
+            path: The picture, PNG, SVG or PDF as its name ends.
+
+        Raises:
+            AspenError: matplotlib is missing.
+            RequestError: No request has been recorded.
+        """
+        from aspen_mp.tracing import tiles
+
+        tiles.draw(self.recording, path)
+
     def summary(self) -> dict[str, Any]:
         """Return workers' shares of time, kinds of ops, requests and the longest gaps, as plain numbers and strings.
 

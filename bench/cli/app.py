@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import coexecution, figures, load, networks, ray, render, serve, stacks, stream, torch
+from aspen_mp.bench.cli import cameras, coexecution, figures, load, networks, ray, render, serve, stacks, stream, torch
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ for _command, *_calls in (
         "bench stacks --table",
     ),
     (stream.stream, "bench stream", "bench stream yolov3@image=640 --percent 0,1,5 --rounds 5"),
+    (cameras.cameras, "bench cameras", "bench cameras yolov3@image=640,decode=1 --cameras 2 --noise 0.02"),
     (figures.sizes, "bench sizes resnet50 mobilenet_v2", "bench sizes detector.onnx --multiple 32"),
     (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
     (

@@ -12,7 +12,7 @@ from aspen_mp.bench.cli.benchmark import Run, benchmark
 from aspen_mp.cli import output
 
 if TYPE_CHECKING:
-    from aspen_mp.bench.frames import Part
+    from aspen_mp.bench.streams.frames import Part
 
 
 @benchmark(picture=False)
@@ -20,7 +20,7 @@ def stream(
     run: Run,
     networks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NETWORK…", help="Networks of pictures, such as unet@image=512. Default: yolov3, unet and resnet50, large."),
+        typer.Argument(metavar="NETWORK…", help="Networks of pictures, such as unet@image=512. Default: four large ones."),
     ] = None,
     percent: Annotated[
         str, typer.Option("--percent", metavar="0,1,5", help="Shares of the frame's area that change, in percent.")
@@ -33,7 +33,7 @@ def stream(
 
     Exit status 1 if a result differs from that of a new stream.
     """
-    from aspen_mp.bench import frames as bench
+    from aspen_mp.bench.streams import frames as bench
 
     shares = options.floats(percent, "--percent")
     if min(shares) < 0 or max(shares) > 100:

@@ -16,9 +16,10 @@ ANCHORS = (  # width and height in pixels, of the heads at stride 32, 16, 8
 )
 
 
-def yolov3(name: str, options: ImageOptions, weights: Weights, *, decode: bool = False) -> onnx.ModelProto:
+def yolov3(name: str, options: ImageOptions, weights: Weights, *, decode: bool = False, backbone: bool = False) -> onnx.ModelProto:
     """Outputs are the three raw heads [batch, 3·(5 + classes), H/s, W/s] for s = 32, 16, 8. With `decode` it is one tensor [batch, boxes, 5
-    + classes] of box centre and size in pixels, objectness and class probabilities. Pixels in [0, 1]."""
+    + classes] of box centre and size in pixels, objectness and class probabilities. With `backbone` it is the last map of Darknet-53,
+    without heads. Pixels in [0, 1]."""
     if options.image[0] % 32 or options.image[1] % 32:
         raise ValueError(f"{name}: image sides must be multiples of 32, not {options.image[0]}×{options.image[1]}")
     net = Darknet(name, options, weights)
@@ -31,6 +32,9 @@ def yolov3(name: str, options: ImageOptions, weights: Weights, *, decode: bool =
             x = net.add(x, y)
             net.layer += 1
         routes.append(x)
+    if backbone:
+        net.output(x.tensor, "features", [options.batch, x.channels, x.height, x.width])
+        return net.finish()
     heads: list[Map] = []
     for scale, width in enumerate((512, 256, 128)):
         if scale > 0:

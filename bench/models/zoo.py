@@ -111,8 +111,8 @@ def build(
     "f16": weights and everything between inputs and outputs in half precision. "int8", "int8_dynamic": quantised by onnxruntime's tools,
     for these sizes (`quantized.in_int8`). "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of
     `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own. Those are
-    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `order` of phases, `aux` of inception_v3 and `decode` of yolov3. Others are
-    `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
+    `layers`, `channels` of aspen32, `blocks` of pool_blocks, `order` of phases, `aux` of inception_v3, `decode`, `backbone` of yolov3.
+    Others are `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take, or quantised without
     onnxruntime.

@@ -11,7 +11,7 @@ from statistics import median
 from aspen_mp.bench.figures import stacks as figure
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.load import Spread
-from aspen_mp.bench.render import charts, coexecution, networks, services, torch
+from aspen_mp.bench.render import charts, coexecution, networks, services, streams, torch
 from aspen_mp.bench.render.markdown import number, page, table
 from aspen_mp.bench.render.published import Published, of
 from aspen_mp.planner.job.options import ACCURACIES
@@ -176,25 +176,6 @@ def sizes(item: Published) -> str:
     return f"{text}\n\n{table(one, rows)}\n\nAll sizes together:\n\n{table(every, sums)}"
 
 
-def stream(item: Published) -> str:
-    rows = []
-    for r in item.record.result:
-        for p in r.parts:
-            cells = [networks.name(r.case), f"{p.percent:g}", number(median(p.whole_ms))]
-            for kind in ("bits", "values"):
-                cells += [number(median(p.stream_ms[kind])), f"{p.speedup(kind):.2f}", _bound(p.bound(kind))]
-            rows.append(cells)
-    kinds = [f"{what}, {kind}" for kind in ("same bits", "rounding differs") for what in ("stream ms", "speedup", "bound")]
-    memory = "; ".join(f"{networks.name(r.case)} {r.bytes['bits'] / 2**20:.0f} MiB" for r in item.record.result)
-    wrong = sum(r.wrong for r in item.record.result)
-    text = f"Shared memory of one stream: {memory}. {wrong} rows ended with other bits than a new stream's first frame has."
-    return table(["network", "changed, %", "whole frame, ms", *kinds], rows) + f"\n\n{text}"
-
-
-def _bound(bound: float | None) -> str:
-    return "nothing runs" if bound is None else f"{bound:.2f}"
-
-
 def agreement(item: Published) -> str:
     rows = [
         [
@@ -280,7 +261,7 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "The bound is what the speedup would be if only arithmetic took time: the whole frame's multiplications by those that ran. "
         "Where rounding may differ, only receptive fields count. "
         "With the same bits, the blocks of Winograd's algorithm run whole.",
-        {"stream": stream},
+        {"stream": streams.changed, "cameras": streams.cameras},
     ),
     "accuracy": (
         "Rounding errors",

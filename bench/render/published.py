@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aspen_mp.bench import churn, clients, elastic, errors, frames, prediction, storm
+from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
 from aspen_mp.bench.coexecution.contention import ContentionResult
 from aspen_mp.bench.coexecution.coplans import CoplansResult
 from aspen_mp.bench.coexecution.deadlines import DeadlinesResult
@@ -27,6 +27,7 @@ from aspen_mp.bench.ray.result import RayResult
 from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
 from aspen_mp.bench.serve.result import ServeResult
+from aspen_mp.bench.streams import cameras, frames
 from aspen_mp.bench.torch.result import TorchResult
 from aspen_mp.cli.documents import schema
 
@@ -56,6 +57,7 @@ RESULTS: dict[str, Any] = {
     "churn": churn.Churn,
     "clients": clients.ClientsResult,
     "stream": list[frames.StreamResult],
+    "cameras": list[cameras.CamerasResult],
     "agreement": list[errors.Row],
     "prediction": list[prediction.Row],
 }

@@ -82,6 +82,14 @@ def tenants(storage: Storage) -> list[Tenant]:
     return sorted((t for t in table.values() if t.writers), key=lambda t: t.first)
 
 
+def stay(lives: Sequence[Tenant], buffer: Buffer) -> None:
+    """Let a buffer live until the last step, as if that read it."""
+    last = max(life.last for life in lives)
+    for life in lives:
+        if life.buffer is buffer:
+            life.readers.append(last)
+
+
 def assign_offsets(lives: Sequence[Tenant], *, reuse: bool = True) -> int:
     """Gives every buffer its offset from the start of the activations; returns the bytes needed."""
     if not reuse:

@@ -641,22 +641,24 @@ class _Live:
 def _check_memory(s: _Segment, above: list[int] | None) -> None:
     """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
 
-    "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here."""
+    "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here.
+    In a plan that keeps activations nobody writes what an earlier op has touched: the next request needs it."""
     spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
+    kept = int(s.header["request_kept"])
+    if kept:
+        spaces[SPACES["REQUEST"]].add(0, Run(kept, kept + LINE - 1, ((LINE, 1),)))
     begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
     for op, (outputs, inputs) in enumerate(_accesses(s)):
         for i, space, run in outputs:
             for j, where, other in (*outputs, *inputs):
                 if where == space and j != i and other.low <= run.high and run.low <= other.high and overlap(run, other):
                     refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
-            if above is None:
-                continue
             for earlier, old in spaces[space].near(run):
                 tiles = ((1 << (begin[earlier + 1] - begin[earlier])) - 1) << begin[earlier]
-                if tiles & ~above[op] and overlap(run, old):
+                if (kept or (above is not None and tiles & ~above[op])) and overlap(run, old):
                     what = f"ops[{op}] may overwrite what ops[{earlier}] still uses"
                     refuse(f"operands[{i}].offset", what, "recycled memory needs anti-dependencies")
-        if above is not None and begin[op] < begin[op + 1]:
+        if (kept or above is not None) and begin[op] < begin[op + 1]:
             for _, space, run in outputs:
                 spaces[space].overwritten(run)
             for _, space, run in (*outputs, *inputs):

@@ -14,8 +14,7 @@ first of the plan, and all tiles wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,8 @@ from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
 from aspen_mp.planner.ops.streams import reach
 from aspen_mp.planner.ops.table import SPECS, input_region, value_region
+from aspen_mp.planner.tiling.keeping import forgotten
+from aspen_mp.planner.tiling.maps import Map, Read, maps_of
 
 Ints = npt.NDArray[np.int64]
 RegionOf = Callable[[Node, int, Boxes, Boxes], Region]
@@ -42,45 +43,17 @@ CHANGES, COUNTS = "", ""
 """Names of the input and the output of a plan that are not the model's. No value of a model has this name."""
 COPY = "copy"
 """The op of nodes that stand for outputs of the plan. Nothing executes them."""
-FAR = 1 << 31
-"""Behind the last index of any axis."""
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
-    """Output o reads of `in_axis` of a source from floor((a o + begin) / c) on and before floor((a o + end) / c).
-
-    That holds from `first` on and before `last` along `out_axis`. Other outputs read nothing."""
-
-    out_axis: int
-    in_axis: int
-    first: int
-    last: int
-    a: int
-    begin: int
-    end: int
-    c: int
-
-    @property
-    def words(self) -> tuple[int, ...]:
-        """The map as REACH reads it."""
-        return self.out_axis, self.in_axis, self.first, self.last, self.a, self.begin, self.end, self.c
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """The read of a tensor, computed or given, by a step. Without maps each of its outputs reads all of it."""
-
-    source: Tensor
-    maps: tuple[Map, ...]
-
-
-def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tuple[Storage, list[Grid]]:
+def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping, most: int = 0) -> tuple[Storage, list[Grid]]:
     """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
-    rounding errors count as no change.
+    rounding errors count as no change. `most`: bytes that the region should have, 0 for any number. Activations beyond them stay in the
+    arena, and requests compute them anew where they are read.
 
     Behind inputs and outputs the region gets a line, the changed boxes of all inputs, REACH's counts, and the activations. The first word
     of the line says whether the activations are trusted (`plan_header.request_kept`)."""
+    reader = _Reader(storage, value_region if keeping == "values" else input_region)
+    reads = [reader.reads(node) for node in storage.steps]
     at = storage.request_bytes + reach.LINE
     changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
     counts = Tensor(COUNTS, (1, reach.COUNTS + reach.READY * len(storage.outputs)), np.dtype(np.float64))
@@ -89,12 +62,13 @@ def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping) -> tup
     for tensor in (changes, counts):
         refs[tensor] = Ref(Buffer(REQUEST, tensor.nbytes, "reach", offset=at), 0, dense(tensor.shape))
         at += aligned(tensor.nbytes)
+    left = forgotten(storage, reads, most - at) if most else set()
     for buffer in buffers(storage):
-        if buffer.space == ARENA:
+        if buffer.space == ARENA and buffer not in left:
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
     refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    program = _program(storage, grids, value_region if keeping == "values" else input_region)
+    program = _program(storage, grids, reads, [reader.reads(_copy_of(tensor)) for _, tensor in storage.outputs])
     node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": program}, "Reach")
     found = replace(
         storage,
@@ -128,12 +102,14 @@ def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
 # ---------------------------------------------------------------------------------------------------------------- program
 
 
-def _program(storage: Storage, grids: Sequence[Grid], region: RegionOf) -> tuple[int, ...]:
+def _program(
+    storage: Storage, grids: Sequence[Grid], reads: Sequence[Sequence[Read]], by_outputs: Sequence[Sequence[Read]]
+) -> tuple[int, ...]:
+    """`reads`: of each step. `by_outputs`: what each output of the plan is made of."""
     number = {tensor: k for k, (_, tensor) in enumerate(storage.inputs)}
     words: list[int] = [len(storage.inputs), len(storage.steps) + len(storage.outputs), len(storage.outputs)]
     for _, tensor in storage.inputs:
         words += [len(tensor.shape), *tensor.shape]
-    reader = _Reader(storage, region)
     alike: dict[int, tuple[int, ...]] = {}
     for k, (kind, node, grid) in enumerate(zip(kinds(storage), storage.steps, grids, strict=True)):
         if kind not in alike:
@@ -141,17 +117,17 @@ def _program(storage: Storage, grids: Sequence[Grid], region: RegionOf) -> tuple
         shape, cuts = node.output.shape, [cut.tolist() for cut in grid.cuts]
         if node.op == OPAQUE and 0 in shape:  # its tile gives other outputs, so there must be a part to run
             shape, cuts = tuple(max(length, 1) for length in shape), [[0, max(cut[-1], 1)] for cut in cuts]
-        block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1))]
+        block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1)), _kept(node, storage)]
         for axis, cut in enumerate(cuts):
             block += [len(cut) - 1, alike[kind][axis], grid.steps[axis], *cut]
-        words += _block(block, reader.reads(node), number)
+        words += _block(block, reads[k], number)
         number.update(dict.fromkeys(node.outputs, len(storage.inputs) + k))
-    for _, tensor in storage.outputs:
+    for (_, tensor), read in zip(storage.outputs, by_outputs, strict=True):
         shape = tensor.shape or (1,)
-        block = [len(shape), *shape, 0]
+        block = [len(shape), *shape, 0, reach.ALL_KEPT]
         for _ in shape[:TILE_AXES]:
             block += [0, 1, 0, 0]  # no tiles
-        words += _block(block, reader.reads(_copy_of(tensor)), number)
+        words += _block(block, read, number)
     return tuple(words)
 
 
@@ -166,6 +142,12 @@ def _block(begin: list[int], reads: Sequence[Read], number: dict[Tensor, int]) -
 def _copy_of(tensor: Tensor) -> Node:
     """A node that would copy an output of the plan."""
     return Node(COPY, tensor.name, [tensor], [Tensor(tensor.name, tensor.shape, tensor.dtype)])
+
+
+def _kept(node: Node, storage: Storage) -> int:
+    """How many outputs of a step outlive a request: all, none or some (`reach.ALL_KEPT` and others)."""
+    spaces = [storage.refs[tensor].buffer.space != ARENA for tensor in node.outputs]
+    return reach.ALL_KEPT if all(spaces) else reach.SOME_KEPT if any(spaces) else reach.NONE_KEPT
 
 
 def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
@@ -219,7 +201,7 @@ class _Reader:
             gone |= found.keys() - regions.keys() if axis else set()
             for path, (source, rows, first, last) in regions.items():
                 maps = found.setdefault(path, (source, []))[1]
-                maps += _maps(axis, length, self._lengths(source), rows, first, last)
+                maps += maps_of(axis, length, self._lengths(source), rows, first, last)
         return [Read(source, tuple(maps)) for path, (source, maps) in found.items() if path not in gone]
 
     def _lengths(self, source: Tensor) -> list[int]:
@@ -266,50 +248,4 @@ class _Reader:
                 todo.append(((*path, 0), x, rows, *input_region(source, 0, lo, hi)))
 
 
-def _maps(axis: int, length: int, lengths: Sequence[int], rows: Ints, lo: Ints, hi: Ints) -> Iterator[Map]:
-    """Maps from an axis of the output. Outputs `rows` along it read the boxes from `lo` to `hi` of a source. `lengths`: as of
-    `_Reader._lengths`."""
-    first, last = int(rows.min()), int(rows.max()) + 1
-    made = False
-    for k, extent in enumerate(lengths):
-        if extent < 0 or ((lo[:, k] == 0).all() and (hi[:, k] == extent).all()):
-            continue
-        found = _fit(axis, k, extent, rows, lo[:, k], hi[:, k], (first, last))
-        if found is not None:
-            made = True
-            yield found
-    if not made and (first, last) != (0, length) and lengths:
-        yield Map(axis, 0, first, last, 0, 0, FAR, 1)
-
-
-def _fit(axis: int, k: int, extent: int, rows: Ints, lo: Ints, hi: Ints, ends: tuple[int, int]) -> Map | None:
-    """The narrowest map by any of the likely slopes. None where it says nothing."""
-    best: tuple[int, Map] | None = None
-    for slope in _slopes(extent, rows, lo, hi):
-        a, c = slope.numerator, slope.denominator
-        begin = int((c * (lo + 1) - 1 - a * rows).min())
-        end = int((c * hi - a * rows).max())
-        wide = np.minimum((a * rows + end) // c, extent) - np.maximum((a * rows + begin) // c, 0)
-        size = int(wide.sum())
-        if best is None or size < best[0]:
-            best = size, Map(axis, k, *ends, a, begin, end, c)
-    assert best is not None
-    return best[1] if best[0] < extent * len(rows) else None
-
-
-def _slopes(extent: int, rows: Ints, lo: Ints, hi: Ints) -> list[Fraction]:
-    """Likely steps along a source for one step along the output: 0, those between outputs in the middle, and that from end to end."""
-    found = {Fraction(0), Fraction(1)}
-    n = len(rows)
-    for bound in (lo, hi):
-        for i, j in ((0, n - 1), (n // 4, 3 * n // 4), (n // 3, 2 * n // 3)):
-            if rows[j] > rows[i] and bound[j] > bound[i]:
-                found.add(Fraction(int(bound[j] - bound[i]), int(rows[j] - rows[i])))
-        steps = np.diff(bound)
-        if len(steps):
-            found.add(Fraction(int(max(np.median(steps), 0))))
-    found.add(Fraction(extent, int(rows[-1]) + 1))
-    return sorted(found)
-
-
-__all__ = ["CHANGES", "COUNTS", "Map", "Read", "first_edges", "kept_at", "with_reach"]
+__all__ = ["CHANGES", "COUNTS", "first_edges", "kept_at", "with_reach"]

@@ -110,6 +110,8 @@ class ClientChannel:
         """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
     def completions(self) -> int:
         """Count of completions so far (wraps at 2**32): take it before looking at tickets, then attend(count)."""
+    def faults(self) -> int:
+        """Changes when a worker has died of a fault, which may have written anywhere."""
     def attend(self, seen: int) -> tuple[int, bool]:
         """For a resolver thread: sleeps until the count differs from `seen` and others than the event loop wait (`expect`). It sleeps a
         quarter of a second at most. Where the loop waits, it is told of each completion; the GIL is not taken for that. Returns the count,

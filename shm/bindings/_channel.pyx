@@ -21,7 +21,7 @@ cdef extern from "submit.h" nogil:
         uint64_t needed, submitted_ns, started_ns, finished_ns
         char message[256]
     struct aspen_client_segment:
-        uint32_t client, closed, completions, waiters
+        uint32_t client, closed, faults, completions, waiters
         aspen_slot slot[256]
     struct aspen_request:
         uint32_t plan, generation, data, class_, extent, runs_on
@@ -284,6 +284,9 @@ cdef class ClientChannel:
 
     def completions(self):
         return aspen_load_acquire(&self.c.completions)
+
+    def faults(self):
+        return aspen_load_acquire(&self.c.faults)
 
     def event(self):
         if self._event < 0:

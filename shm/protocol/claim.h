@@ -130,8 +130,8 @@ static inline int aspen_seed(struct aspen_station *s) {
   return ASPEN_OK;
 }
 
-/* Whether the activations in a request's region cannot be trusted. No request has written them yet, or a worker may have scribbled there since.
- * With ASPEN_REACH_TOLD none of them is read before it is written. */
+/* Whether activations in a request's region cannot be trusted: no request has written them yet, or a worker may have scribbled there. With
+ * ASPEN_REACH_TOLD none of them is read before it is written. */
 static inline uint32_t aspen_stale_activations(const struct aspen_station *s, const struct aspen_candidate *r,
                                                const struct aspen_plan_view *plan) {
   const uint64_t at = plan->header->request_kept;

@@ -89,8 +89,8 @@ enum aspen_role {
   F(uint64_t, memory, 1)          /* bit d: tiles of depth d wait for memory, … */                                                 \
   F(uint32_t, memory_cores, 1)    /* … of which so many cores leave others nothing; 0: any number does */                          \
   F(uint32_t, n_parts, 1)         /* tiles, from the first on, of which a request may run a part (docs/protocol/reach.md) */        \
-  F(uint64_t, arena_parts, 1)     /* u32 parts[n_parts][2 * ASPEN_TILE_AXES]: what REACH found; 0: every request runs all tiles whole */ \
-  F(uint64_t, request_kept, 1)    /* u32 in the request's region: aspen_trust_word() when activations there are trusted; 0: no such word */ \
+  F(uint64_t, arena_parts, 1)     /* u32 parts[n_parts][2 * ASPEN_TILE_AXES]: what REACH found; 0: requests run all tiles whole */ \
+  F(uint64_t, request_kept, 1)    /* u32 in the request's region: aspen_trust_word() if activations there are trusted; 0: no word */ \
   F(uint64_t, reserved1, 1)
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
@@ -549,7 +549,9 @@ struct aspen_client_segment {
   struct aspen_magic magic;
   uint32_t client;   /* server, at creation */
   uint32_t closed;   /* server: 1 when it has dropped the client */
-  uint64_t reserved0[3];
+  uint32_t faults;   /* server, while the world stands still: `signals.faults` after a worker may have scribbled */
+  uint32_t reserved3;
+  uint64_t reserved0[2];
   uint32_t completions; /* futex. DSE: ++ after each DONE */
   uint32_t waiters;     /* client: threads that sleep on `completions` */
   uint64_t reserved1[7];

@@ -235,6 +235,7 @@ static inline void aspen_recover(struct aspen_recovery *r, int restart) {
   for (uint32_t k = 1; k < ASPEN_MAX_CLIENTS; k++)
     if (aspen_load_relaxed(&c->client[k].state) != ASPEN_CLIENT_FREE) {
       struct aspen_client_segment *own = aspen_client_mapped(&r->station, k);
+      if (own && restart) aspen_store_relaxed(&own->faults, aspen_load_relaxed(&c->signals.faults));
       if (own) aspen_recover_client(own);
     }
 }

@@ -101,3 +101,16 @@ def test_asyncio(server: tools.Server, tmp_path: Path) -> None:
                 np.testing.assert_allclose(result.as_numpy("y"), tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
 
     asyncio.run(work())
+
+
+def test_sequences(server: tools.Server) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    with http.InferenceServerClient(server.address) as client:
+        for number in (3, "camera"):
+            for k in range(4):
+                feeds = tools.mlp_feeds(seed=k // 2)
+                result = client.infer("mlp", inputs(http, feeds), sequence_id=number, sequence_start=k == 0, sequence_end=k == 3)
+                np.testing.assert_allclose(result.as_numpy("y"), tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
+            with pytest.raises(InferenceServerException, match="is not open"):
+                client.infer("mlp", inputs(http, feeds), sequence_id=number)

@@ -43,8 +43,36 @@ class Check(Document):
     onnxruntime: float | UnsetType | None = UNSET
 
 
+class Spread(Document):
+    """Milliseconds of requests."""
+
+    median: float
+    p95: float
+    min: float
+
+
+class Frame(Document):
+    """A frame of a stream, by the name of its file. `changed`, `tiles`, `work`, `error`: as of `FrameReport`."""
+
+    frame: str
+    ms: float
+    changed: float
+    tiles: float
+    work: float
+    error: float | None
+
+
+class Streamed(Document):
+    """Frames of --stream. `bytes`: shared memory of the stream; `later_ms`: of the frames after the first, null where there is none."""
+
+    bytes: int
+    later_ms: Spread | None
+    frames: list[Frame]
+
+
 class Run(Document):
-    """`aspen-mp run`. `ready_s`: from the start to the first result."""
+    """`aspen-mp run`. `ready_s`: from the start to the first result. `latency_ms`: of whole runs, also with --stream. `outputs`: with
+    --stream, of the last frame."""
 
     model: str
     workers: int
@@ -54,6 +82,7 @@ class Run(Document):
     outputs: list[Value]
     files: list[str] | UnsetType = UNSET
     check: list[Check] | UnsetType = UNSET
+    stream: Streamed | UnsetType = UNSET
 
 
 # ---- aspen-mp plan

@@ -540,6 +540,10 @@ class Stage:
         """A region for requests that follow each other (`client.streams`), until `end`."""
         return self._acquire()
 
+    def faults(self) -> int:
+        """Changes when a worker may have written anywhere, also into regions whose requests have ended."""
+        return self._session.channel.faults()
+
     def run_in(
         self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None, *, copy: bool
     ) -> dict[str, Any] | None:

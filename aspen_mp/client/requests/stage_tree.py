@@ -151,11 +151,11 @@ class StageTree:
         codes: Mapping[str, dict[str, int]] | None = None,
         *,
         fixed: bool,
-        stream: Keeping = "",
+        stream: tuple[Keeping, int] = ("", 0),
     ) -> None:
-        """`stream`: what first stages keep activations for (`client.streams`). `keys`: of outputs of which plans may give numbers
-        (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs of strings, of which they take numbers. `fixed`: whether the
-        model declares all extents of its inputs."""
+        """`stream`: what first stages keep activations for, and in how many bytes (`client.streams`). `keys`: of outputs of which plans may
+        give numbers (`planner/frontends/classical/maps.py`, `words.py`). `codes`: of inputs of strings, of which they take numbers.
+        `fixed`: whether the model declares all extents of its inputs."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
@@ -164,7 +164,7 @@ class StageTree:
         self._codes = dict(codes or {})
         self._fixed = fixed
         self._stream = stream
-        self._for_streams: dict[Keeping, StageTree] = {}
+        self._for_streams: dict[tuple[Keeping, int], StageTree] = {}
         self._transfers = Transfers()
         self._counts = session.tally.row(model_id)
         self._roots: dict[Key, _Node] = {}  # this and the following may change while another thread looks at all: it looks at a copy
@@ -178,14 +178,15 @@ class StageTree:
         self._closed = False
         self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
 
-    def for_streams(self, kind: Keeping) -> StageTree:
-        """The plans of the same model for streams."""
+    def for_streams(self, kind: Keeping, memory: int = 0) -> StageTree:
+        """The plans of the same model for streams. `memory`: bytes of each that they may use, 0 for any number."""
         with self._lock:
             self._check()
-            if kind not in self._for_streams:
+            way = kind, memory
+            if way not in self._for_streams:
                 told = self._session, self._model_id, self._model, self._outputs, self._keys, self._codes
-                self._for_streams[kind] = StageTree(*told, fixed=self._fixed, stream=kind)
-            return self._for_streams[kind]
+                self._for_streams[way] = StageTree(*told, fixed=self._fixed, stream=way)
+            return self._for_streams[way]
 
     @property
     def transfers(self) -> Transfers:
@@ -455,12 +456,12 @@ class StageTree:
     def _ask(
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
-        capacities, stream = _listed(node.capacities), self._stream if len(node.binds) == 1 else ""
+        capacities, stream = _listed(node.capacities), self._stream if len(node.binds) == 1 else ("", 0)
 
         def call() -> protocol.Planned:
             try:
                 return self._session.control.call(
-                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside, stream),
+                    lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside, *stream),
                     protocol.Planned,
                     progress=progress,
                 )[0]

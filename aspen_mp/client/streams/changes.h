@@ -22,10 +22,13 @@ static inline int64_t aspen_blocks_across(const struct aspen_image *g) { return 
 /* Whether any of some numbers differs from its like by more than `tol`. A value that is not a number always does. `bytes`: of all of them. */
 typedef int aspen_far(const char *from, const char *to, int64_t bytes, double tol);
 
-#define ASPEN_FAR(NAME, TYPE, WIDE)                                                                                                \
+/* Integers of 16 bits differ by no more than this. */
+#define ASPEN_FAR_MOST 65536.0
+
+#define ASPEN_FAR(NAME, TYPE, WIDE, TOL)                                                                                           \
   static int aspen_far_##NAME(const char *from, const char *to, int64_t bytes, double tol) {                                       \
     const TYPE *a = (const TYPE *)from, *b = (const TYPE *)to;                                                                     \
-    const WIDE most = (WIDE)tol;                                                                                                   \
+    const WIDE most = (WIDE)(TOL);                                                                                                 \
     int far = 0;                                                                                                                   \
     for (int64_t i = 0; i < bytes / (int64_t)sizeof *a; i++) {                                                                     \
       const WIDE by = (WIDE)a[i] - (WIDE)b[i];                                                                                     \
@@ -33,12 +36,12 @@ typedef int aspen_far(const char *from, const char *to, int64_t bytes, double to
     }                                                                                                                              \
     return far;                                                                                                                    \
   }
-ASPEN_FAR(f32, float, float)
-ASPEN_FAR(f64, double, double)
-ASPEN_FAR(u8, uint8_t, int32_t)
-ASPEN_FAR(i8, int8_t, int32_t)
-ASPEN_FAR(u16, uint16_t, int32_t)
-ASPEN_FAR(i16, int16_t, int32_t)
+ASPEN_FAR(f32, float, float, tol)
+ASPEN_FAR(f64, double, double, tol)
+ASPEN_FAR(u8, uint8_t, int32_t, tol < ASPEN_FAR_MOST ? tol : ASPEN_FAR_MOST)
+ASPEN_FAR(i8, int8_t, int32_t, tol < ASPEN_FAR_MOST ? tol : ASPEN_FAR_MOST)
+ASPEN_FAR(u16, uint16_t, int32_t, tol < ASPEN_FAR_MOST ? tol : ASPEN_FAR_MOST)
+ASPEN_FAR(i16, int16_t, int32_t, tol < ASPEN_FAR_MOST ? tol : ASPEN_FAR_MOST)
 
 static inline int aspen_far_bits(const char *from, const char *to, int64_t bytes, double tol) {
   (void)tol;

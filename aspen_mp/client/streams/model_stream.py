@@ -75,9 +75,10 @@ class ModelStream:
     are given; any thread may give them.
     """
 
-    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT) -> None:
+    def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT, memory: int = 0) -> None:
         self._model = model
         self._kind: Keeping = "bits" if same_bits else "values"
+        self._memory = memory  # bytes, 0 for any number
         self._tolerance = tolerance
         self._since = 0  # frames since the last one that ran whole
         self._error: float | None = None
@@ -90,6 +91,8 @@ class ModelStream:
         self._inputs: list[ChangedInput] = []
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
+        self._faults = 0  # of workers, as the last frame found them
+        self._missed = False  # the frame before the next one was refused, so what is said of the next one's changes is not all
         self._closed = False
         self._queue: ThreadPoolExecutor | None = None
         self._queued = 0
@@ -156,9 +159,13 @@ class ModelStream:
             future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
             return future.result()
         model = self._model
-        arrays, told, names = self._checked(feeds, changed, outputs)
-        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-        return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
+        try:
+            arrays, told, names = self._checked(feeds, changed, outputs)
+            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+            return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
+        except BaseException:
+            self._missed = True
+            raise
 
     def submit(
         self,
@@ -170,8 +177,9 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> RequestFuture:
-        """Start the next frame and return its future at once. Inputs are copied before this returns.
+        """Start the next frame and return its future at once.
 
         Args:
             feeds: As of `run`.
@@ -181,6 +189,7 @@ class ModelStream:
             priority: As of `Model.run`.
             deadline_ms: As of `Model.submit`.
             on_late: As of `Model.run`.
+            copy: Whether inputs are copied before this returns. False: nobody changes them before the result is there.
 
         Returns:
             A `concurrent.futures.Future` of what `run` would return.
@@ -189,17 +198,24 @@ class ModelStream:
             RequestError, QueueFull: As of `Model.submit`.
         """
         model = self._model
-        arrays, told, names = self._checked(feeds, changed, outputs)
-        copies = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
-        urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-        future = model.begun(urgency, limit)
+        try:
+            arrays, told, names = self._checked(feeds, changed, outputs)
+            if copy:
+                arrays = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+            future = model.begun(urgency, limit)
+        except BaseException:
+            self._missed = True
+            raise
 
         def drive() -> None:
-            stop = RequestStop(model.stages().session, future)
-            future.stop = stop.ask
             try:
-                if not future.done():
-                    future.finish(self._answer(copies, told, names, urgency, None, stop))
+                stop = RequestStop(model.stages().session, future)
+                future.stop = stop.ask
+                if future.done():  # cancelled: the region has nothing of it
+                    self.reset()
+                else:
+                    future.finish(self._answer(arrays, told, names, urgency, None, stop))
             except BaseException as error:
                 future.fail(error)
             future.settle()
@@ -213,6 +229,7 @@ class ModelStream:
                 self._queued += 1
                 submit(self._queue, drive)
         except BaseException:
+            self._missed = True
             with self._queueing:
                 self._queued -= 1
             future.settle()
@@ -229,6 +246,7 @@ class ModelStream:
         priority: str = "normal",
         deadline_ms: float | None = None,
         on_late: OnLate = "drop",
+        copy: bool = True,
     ) -> Results:
         """Run the next frame, for asyncio. Cancelling the task cancels the frame.
 
@@ -240,6 +258,7 @@ class ModelStream:
             priority: As of `run`.
             deadline_ms: As of `run`.
             on_late: As of `run`.
+            copy: As of `submit`.
 
         Returns:
             {output name: array}, as of `run`.
@@ -249,7 +268,9 @@ class ModelStream:
         """
         import asyncio
 
-        future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
+        future = self.submit(
+            feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late, copy=copy
+        )
         return await asyncio.wrap_future(future)
 
     def reset(self) -> None:
@@ -282,7 +303,8 @@ class ModelStream:
             raise RequestError(f"model {self._model.name!r} has {len(arrays)} inputs: pass changed={{input: boxes or mask}}")
         if told is not None:
             self._model.check_names(told)
-        return arrays, told, names
+        missed, self._missed = self._missed, False
+        return arrays, None if missed else told, names
 
     def _check_open(self) -> None:
         if self._closed:
@@ -299,23 +321,39 @@ class ModelStream:
         *,
         copy: bool = True,
     ) -> Results:
+        """Run a frame. The next one runs whole if this one fails."""
+        with self._turn:
+            try:
+                results = self._retried(arrays, changed, urgency, deadline, stop, copy=copy)
+                return results if names is None else {name: results[name] for name in names}
+            except BaseException:
+                self._valid = False  # it may have failed before the region had anything of it
+                raise
+
+    def _retried(
+        self,
+        arrays: dict[str, Any],
+        changed: Changes | None,
+        urgency: Urgency,
+        deadline: float | None,
+        stop: RequestStop | None,
+        *,
+        copy: bool,
+    ) -> Results:
         """Run a frame, as often as the runtime is lost. The frame runs whole after a loss."""
         losses = 0
-        with self._turn:
-            while True:
-                self._check_open()
-                tree = self._model.stages(deadline).for_streams(self._kind)
-                timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
+        while True:
+            self._check_open()
+            tree = self._model.stages(deadline).for_streams(self._kind, self._memory)
+            timeout = None if deadline is None else max(0.0, deadline - clock.monotonic())
 
-                def first(stage: Stage, left: float | None) -> Results:
-                    return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
+            def first(stage: Stage, left: float | None) -> Results:
+                return self._frame(stage, arrays, changed, (urgency, left, stop), copy)
 
-                try:
-                    results = tree.run(arrays, timeout, urgency, stop, first=first)
-                except RuntimeLost as lost:
-                    losses = self._model.losses(losses, lost)
-                    continue
-                return results if names is None else {name: results[name] for name in names}
+            try:
+                return tree.run(arrays, timeout, urgency, stop, first=first)
+            except RuntimeLost as lost:
+                losses = self._model.losses(losses, lost)
 
     def _frame(
         self,
@@ -352,7 +390,9 @@ class ModelStream:
         urgency, timeout, stop = terms
         region = self._region
         assert region is not None
-        was_valid, self._valid = self._valid, False
+        faults = stage.faults()  # after one, neither inputs nor outputs in the region are what was put there
+        was_valid, self._valid = self._valid and faults == self._faults, False
+        self._faults = faults
         if not was_valid:
             self._trust[...] = 0  # all tiles run, also those that no input reaches
             parts = {one.name: one.start(arrays[one.name]) for one in self._inputs}

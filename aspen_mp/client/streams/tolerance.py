@@ -95,7 +95,8 @@ def applies(dtype: str) -> bool:
 
 
 def distance(near: Mapping[str, Array], whole: Mapping[str, Array]) -> float:
-    """The largest difference of two results, as a share of the range of that output. Infinite where shapes differ."""
+    """The largest difference of two results, as a share of the range of that output. Infinite where shapes differ, or where one of them is
+    not a number."""
     most = 0.0
     for name, right in whole.items():
         left = near[name]
@@ -105,7 +106,7 @@ def distance(near: Mapping[str, Array], whole: Mapping[str, Array]) -> float:
             continue
         a, b = left.astype(np.float64), right.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            by = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).max()
+            by = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf)).max()
             span = np.ptp(b[np.isfinite(b)]) if np.isfinite(b).any() else 0.0
         if by:
             most = max(most, float(by / span) if span else np.inf)

@@ -41,6 +41,11 @@ class Samples(Sequence[Feeds]):
         if len(self._entries) == 1:
             self._entries = self._cut(*self._entries[0])
 
+    @property
+    def labels(self) -> list[str]:
+        """A name of each sample: of its file, or of its place."""
+        return [label for label, _ in self._entries]
+
     def __len__(self) -> int:
         return len(self._entries)
 

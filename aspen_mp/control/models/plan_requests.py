@@ -139,7 +139,7 @@ class PlanRequests(PlanBuilder):
         recurs = alone and not _others(model, message)
         search = recurs and not (self._setup.replans and _afterwards(model, message))
         job = PlanStage(message.stages, message.capacities, self._setup.speeds(), self._setup.rates_name, search, recurs, alone)
-        job.stream = message.stream
+        job.stream, job.stream_bytes = message.stream, message.stream_bytes
         entry, buckets = self.kept(model, job), _buckets(model, message)
         if entry is not None and search and not entry.note.searched and replanning.searchable(entry.note.work_ns, job.speeds):
             entry = None
@@ -298,7 +298,7 @@ class PlanRequests(PlanBuilder):
 def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     """Return the key of a plan for these shapes and values alone."""
     shapes = msgspec.msgpack.encode((asked.stages, asked.capacities))
-    return b"%b:%b" % (asked.stream.encode(), shapes) if asked.stream else shapes
+    return b"%b:%d:%b" % (asked.stream.encode(), asked.stream_bytes, shapes) if asked.stream else shapes
 
 
 def _bucket_key(asked: protocol.MakePlan | PlanStage, bucket: WantedBucket, one: Range) -> bytes:

@@ -291,7 +291,7 @@ class Planner:
             "machine": machine,
             "request": msgspec.structs.replace(self._request, planning=planning),
             "capacities": {capacity.name: capacity.nbytes for capacity in message.capacities},
-            "build": PlanOptions(sized=sized, stream=message.stream),
+            "build": PlanOptions(sized=sized, stream=message.stream, stream_bytes=message.stream_bytes),
             "derived": self._derived,
         }
 

@@ -70,10 +70,12 @@ class PlanStage(protocol.Message):
     """The bucket whose plan serves these shapes until now: results keep their bits."""
     stream: Keeping = ""
     """The purpose of kept activations, see `protocol.MakePlan`."""
+    stream_bytes: int = 0
+    """The most memory for them, see there."""
 
     def key(self, build: str, digest: bytes, options: Sequence[Any]) -> str:
         """The name of the plan in the plan cache."""
-        options = [*options, self.stream] if self.stream else options
+        options = [*options, self.stream, self.stream_bytes] if self.stream else options
         return plan_key(build, digest, options, self.stages, self.capacities, self.speeds, self.rates, self.bucket, self.within)
 
 

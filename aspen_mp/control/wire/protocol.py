@@ -28,7 +28,7 @@ from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 from aspen_mp.system import descriptors, sockets
 
-VERSION: Final = 13
+VERSION: Final = 14
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -92,7 +92,7 @@ class MakePlan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
     else one waits for it. `often`: the plan for a shape bucket that serves these shapes has served them again and again. `beside`:
     many lengths are met, of which these shapes have one, so those of the buckets beside may be, too. `stream`: the plan keeps activations
-    in the request's region, and runs what changed inputs reach."""
+    in the request's region, and runs what changed inputs reach. `stream_bytes`: most memory of that region, 0 for any."""
 
     id: Count
     model: Count
@@ -102,6 +102,7 @@ class MakePlan(Message):
     often: bool = False
     beside: bool = False
     stream: Keeping = ""
+    stream_bytes: Bytes64 = 0
 
 
 class Adopt(Message):

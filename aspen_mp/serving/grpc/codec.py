@@ -15,7 +15,7 @@ from aspen_mp.serving.limits import Limits
 from aspen_mp.serving.memory.regions import Place, Regions, place_of
 from aspen_mp.serving.protocol import datatypes, inference, turns
 from aspen_mp.serving.protocol.inference import Call
-from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_TENSORS
+from aspen_mp.serving.protocol.messages import MOST_DIMENSIONS, MOST_SEQUENCE_LETTERS, MOST_TENSORS
 from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.shm.errors import RequestError
@@ -141,7 +141,7 @@ async def read(
     outputs = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
     priority, deadline_ms = _urgency(request, remaining_s)
     in_bytes = bool(raw or places) or not request.inputs
-    return Call(request.id, feeds, outputs, {}, in_bytes, priority, deadline_ms, stored, regions)
+    return Call(request.id, feeds, outputs, {}, in_bytes, priority, deadline_ms, stored, regions, frame_of(request))
 
 
 async def _array(
@@ -216,11 +216,22 @@ def _value(parameters: Any, key: str) -> Any:
     return None if kind is None else getattr(parameters[key], kind)
 
 
+def frame_of(request: Any) -> inference.Frame | None:
+    """The place of a request in a sequence, if it has one. RequestError."""
+    number, start, end = (_value(request.parameters, f"sequence_{key}") for key in ("id", "start", "end"))
+    if number is not None and (type(number) not in (int, str) or (isinstance(number, int) and number < 0)):
+        raise RequestError(f"parameter sequence_id must be a text or a number from 0 on, not {number}")
+    if isinstance(number, str) and len(number) > MOST_SEQUENCE_LETTERS:
+        raise RequestError(f"sequence_id has more than {MOST_SEQUENCE_LETTERS} characters")
+    for key, flag in (("start", start), ("end", end)):
+        if flag is not None and not isinstance(flag, bool):
+            raise RequestError(f"parameter sequence_{key} must be true or false, not {flag}")
+    return inference.frame_of(number, start, end)
+
+
 def _urgency(request: Any, remaining_s: float | None) -> tuple[str | None, float | None]:
     """Class and deadline: the nearer one of the parameter `timeout`, in microseconds, and the call's own."""
     said = request.parameters
-    if any(_value(said, key) for key in ("sequence_id", "sequence_start", "sequence_end")):
-        raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
     priority, timeout = _value(said, "priority"), _value(said, "timeout")
     if not (priority is None or isinstance(priority, str | int)) or (isinstance(priority, int) and priority < 0):
         raise RequestError(f"parameter priority must be a word or a number from 0 on, not {priority}")

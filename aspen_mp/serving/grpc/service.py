@@ -194,6 +194,7 @@ class Service:
                     trace.note(**steps.of_model(shelved.served.name, shelved.served.version))
                     trace.enter(steps.READ)
                 call = await codec.read(request, shelved.model.inputs, context.time_remaining(), self._regions, self._limits, charge)
+                call.client = address(context.peer())
                 counted.has_read()
                 results = await shelved.run(call)
                 counted.has_run()
@@ -216,16 +217,23 @@ class Service:
             task.add_done_callback(lambda task: self._unread.give(nbytes))
 
     async def _infer_stream(self, requests: Any, context: Any) -> None:
-        """ModelStreamInfer: answers in the order of requests, of which several are computed at a time. Errors of one do not end others."""
+        """ModelStreamInfer: answers in the order of requests, of which several are computed at a time, but one of each sequence. Errors of
+        one do not end others."""
         running: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(MOST_IN_STREAM)
         tasks: set[asyncio.Task[Any]] = set()
+        latest: dict[Any, asyncio.Task[Any]] = {}  # by sequence: its request that came last
 
         async def read() -> None:
             try:
                 async for request in requests:
-                    task = asyncio.create_task(self._streamed(request, context))
+                    found = await _or_error(request) if isinstance(request, partial) else request
+                    sequence = _sequence(found)
+                    task = asyncio.create_task(self._streamed(found, context, latest.get(sequence)))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
+                    if sequence is not None:
+                        latest[sequence] = task
+                        task.add_done_callback(partial(_forget, latest, sequence))
                     await running.put(task)
             except Exception as error:  # the client has gone, or its message is too large
                 print(f"aspen-mp serve: a stream from {context.peer()} ended: {error}", file=sys.stderr, flush=True)
@@ -239,15 +247,18 @@ class Service:
             for each in (reader, *tasks):
                 each.cancel()
 
-    async def _streamed(self, request: Any, context: Any) -> Any:
-        """The answer to one request of a stream. In a trace, it is a part of the call."""
+    async def _streamed(self, request: Any, context: Any, before: asyncio.Task[Any] | None) -> Any:
+        """The answer to one request of a stream, or to an error instead of one. `before`: a request that has to end first. In a trace, it
+        is a part of the call."""
+        if before is not None:
+            await asyncio.wait({before})
         try:
-            if isinstance(request, partial):
-                request = await turns.call(request)
+            if isinstance(request, Exception):
+                raise request
             with steps.part_of(steps.CURRENT.get(), steps.REQUEST):
                 response = await self._infer(request, context, stream=True)
         except Exception as error:
-            of = {} if isinstance(request, partial) else {"id": request.id, "model_name": request.model_name}
+            of = {} if isinstance(request, Exception) else {"id": request.id, "model_name": request.model_name}
             return schema.ModelStreamInferResponse(error_message=statuses.told(error), infer_response=schema.ModelInferResponse(**of))
         response.parameters["triton_final_response"].bool_param = True
         return schema.ModelStreamInferResponse(infer_response=response)
@@ -334,6 +345,28 @@ def _reader(kind: Any, limits: Limits) -> Callable[[bytes], Any]:
     return read
 
 
+async def _or_error(read: Callable[[], Any]) -> Any:
+    """A message that is read at a turn of its own, or the error that reading it has raised."""
+    try:
+        return await turns.call(read)
+    except Exception as error:
+        return error
+
+
+def _sequence(request: Any) -> Any:
+    """A key of a request's sequence. None: the request has no sequence, or is an error."""
+    try:
+        frame = None if isinstance(request, Exception) else codec.frame_of(request)
+    except RequestError:  # which its answer says
+        return None
+    return None if frame is None else (request.model_name, request.model_version, frame.id)
+
+
+def _forget(latest: dict[Any, asyncio.Task[Any]], sequence: Any, task: asyncio.Task[Any]) -> None:
+    if latest.get(sequence) is task:
+        del latest[sequence]
+
+
 def _parsed(kind: Any, data: bytes, limits: Limits) -> Any:
     """A message. RequestError where it is none; Refused (413)."""
     if kind is schema.ModelInferRequest:
@@ -350,6 +383,11 @@ def failure(error: BaseException) -> tuple[Any, str, tuple[tuple[str, str], ...]
     code = CODES.get(answered.status, grpc.StatusCode.INTERNAL)
     retry = () if answered.retry_s is None else (("grpc-retry-pushback-ms", str(answered.retry_s * 1000)),)
     return code, statuses.told(error)[:MOST_DETAILS], retry
+
+
+def address(peer: str) -> str:
+    """Return the address of gRPC's name of a client: without its port."""
+    return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
 
 
 def authorization(context: Any) -> str:

@@ -48,6 +48,15 @@ _READ: Final = {"i": ("i", np.int64), "u": ("u", np.uint64), "f": ("d", np.float
 """How numbers in JSON are read, by kind: simdjson's letter and numpy's type."""
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The place of a request in a sequence. `start`, `end`: whether it is the first and the last one."""
+
+    id: int | str
+    start: bool
+    end: bool
+
+
 @dataclass(slots=True)
 class Call:
     """A request to a model.
@@ -60,6 +69,8 @@ class Call:
         priority: A class of `Model.run`; None: the model's own.
         deadline_ms: Milliseconds from now; None: the model's own.
         places: By output, where in `regions` it goes instead of into the answer.
+        frame: Its place in a sequence; None: it is by itself.
+        client: The address of the client.
     """
 
     id: str
@@ -71,6 +82,8 @@ class Call:
     deadline_ms: float | None
     places: dict[str, Place] = field(default_factory=dict)
     regions: Regions = NONE
+    frame: Frame | None = None
+    client: str = ""
 
 
 async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
@@ -215,8 +228,7 @@ def check_strings(dtype: np.dtype[Any], n: int, where: str, limits: Limits) -> N
 def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions) -> Call:
     """The request with its arrays; its other fields are checked."""
     said = request.parameters
-    if said.sequence_id or said.sequence_start or said.sequence_end:
-        raise RequestError("this server keeps no state between requests. Leave out sequence_id, sequence_start and sequence_end")
+    frame = frame_of(said.sequence_id, said.sequence_start, said.sequence_end)
     binary: dict[str, bool] = {}
     places: dict[str, Place] = {}
     for wanted in request.outputs:
@@ -229,12 +241,23 @@ def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions
             binary[wanted.name] = wanted.parameters.binary_data
     names = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
     deadline_ms = said.timeout / 1000 if said.timeout else None
-    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions)
+    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions, frame)
 
 
 def class_of(priority: int | str | None) -> str | None:
     """The class of `Model.run` that a request's priority means; None: the model's own."""
     return priority if isinstance(priority, str) else CLASSES.get(priority or 0, "low")
+
+
+def frame_of(number: int | str | None, start: bool | None, end: bool | None) -> Frame | None:
+    """The place in a sequence that parameters mean; None: in none. RequestError for a start or an end of none."""
+    if isinstance(number, int) and number >> 64:
+        raise RequestError("sequence_id is a number of 64 bits at most, or a text")
+    if number:
+        return Frame(number, bool(start), bool(end))
+    if start or end:
+        raise RequestError("sequence_start and sequence_end need a sequence_id: a number from 1 on, or a text")
+    return None
 
 
 def decoded(text: bytes | bytearray | memoryview) -> Request:

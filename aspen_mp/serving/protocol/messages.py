@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 MOST_TENSORS: Final = 256
 MOST_DIMENSIONS: Final = 32
+MOST_SEQUENCE_LETTERS: Final = 128
 
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Dimension = Annotated[int, Meta(ge=0, lt=1 << 48)]
@@ -45,14 +46,15 @@ class Wanted(msgspec.Struct, kw_only=True):
 
 
 class Parameters(msgspec.Struct, kw_only=True):
-    """Optional parameters of a request. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low."""
+    """Optional parameters of a request. `timeout`: microseconds; `priority`: 0 as the model says, 1 high, 2 normal, 3 and more low.
+    `sequence_id`: of the stream whose next frame it is; 0 and "" are none."""
 
     timeout: Whole | None = None
     priority: Whole | str | None = None
     binary_data_output: bool = False
-    sequence_id: Any = None
-    sequence_start: Any = None
-    sequence_end: Any = None
+    sequence_id: Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=MOST_SEQUENCE_LETTERS)] | None = None
+    sequence_start: bool | None = None
+    sequence_end: bool | None = None
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_delay_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0
 
 
+Difference = Annotated[float, Meta(ge=0, le=1e38)]
 Pooling = Literal["mean", "cls", "last", "none"]
 
 
@@ -67,6 +68,22 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prefix: Annotated[str, Meta(max_length=65536)] | None = None
 
 
+class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The streams of a model's sequences, as of `Model.stream`. `tol`: for all inputs, or {input: difference}; `memory_mib`: `memory`."""
+
+    tol: Difference | dict[str, Difference] = 0.0
+    noise: Difference = 0.0
+    refresh: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    same_bits: bool | None = None
+    memory_mib: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `Model.stream`."""
+        memory = None if self.memory_mib is None else self.memory_mib << 20
+        return {"tol": self.tol, "noise": self.noise, "refresh": self.refresh, "same_bits": self.same_bits, "memory": memory}
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is loaded and run.
 
@@ -81,6 +98,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shapes: {input: shape} to plan and warm up before the model is served, where it leaves dimensions open.
         batching: None: each request is run by itself.
         embeddings: None: as noted beside the model, if it makes embeddings.
+        sequences: How frames of sequences are run.
     """
 
     instances: Annotated[int, Meta(ge=1, le=MOST_INSTANCES)] | None = None
@@ -93,6 +111,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shapes: dict[str, list[Annotated[int, Meta(ge=0)]]] | None = None
     batching: Batching | None = None
     embeddings: Embeddings | None = None
+    sequences: Streaming = Streaming()
 
 
 def read_config(path: Path) -> Config:

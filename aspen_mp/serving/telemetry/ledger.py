@@ -25,7 +25,7 @@ _NAME_BYTES: Final = 280
 
 
 class Field(IntEnum):
-    """The numbers of a row, each of which only grows, except `PENDING`. Durations are in nanoseconds.
+    """The numbers of a row, each of which only grows, except `PENDING` and `SEQUENCES`. Durations are in nanoseconds.
 
     A request is in `SUCCESS`, in one of the four failures behind it, or in `PENDING`.
     """
@@ -52,6 +52,8 @@ class Field(IntEnum):
     RUN_NS = 15
     LAST_MS = 16
     """When the last one succeeded, since 1970."""
+    SEQUENCES = 17
+    """Sequences that are open."""
 
 
 FAILURES: Final = (Field.REJECTED, Field.CANCELED, Field.BACKEND, Field.OTHER)
@@ -123,7 +125,7 @@ class Row:
     def inherit(self) -> None:
         """Requests that were pending when this part's front end died are lost."""
         self.add(Field.OTHER, self._numbers[Field.PENDING])
-        self._numbers[Field.PENDING] = 0
+        self._numbers[Field.PENDING] = self._numbers[Field.SEQUENCES] = 0
 
 
 class Counted:

@@ -31,11 +31,15 @@ def text(shelf: Shelf, status: Mapping[str, Any]) -> str:
     for each in shelf.all:
         labels = (("model", each.served.name), ("version", str(each.served.version)))
         for name, more, value in _values(each, shelf.totals(each), status):
-            said = ",".join(f'{key}="{label.translate(_ESCAPES)}"' for key, label in (*labels, *more))
-            found[name].append(f"{name}{{{said}}} {value}\n")
+            found[name].append(f"{name}{{{said((*labels, *more))}}} {value}\n")
     return "".join(
         f"# HELP {name} {help_}\n# TYPE {name} {kind}\n{''.join(found[name])}" for name, (kind, help_) in FAMILIES.items() if found[name]
     )
+
+
+def said(labels: Labels) -> str:
+    """Labels as they stand between braces."""
+    return ",".join(f'{key}="{label.translate(_ESCAPES)}"' for key, label in labels)
 
 
 def _values(shelved: Shelved, totals: Totals, status: Mapping[str, Any]) -> Iterator[tuple[str, Labels, int]]:

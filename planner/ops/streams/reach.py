@@ -21,10 +21,13 @@ COUNTS = 4
 """Tiles that run, all tiles, operations of the parts that run, all operations."""
 READY = 2
 """For each output of the plan, as inputs arrive: an axis, and the elements along it that are computed. Axis -1: all are."""
+ALL_KEPT, NONE_KEPT, SOME_KEPT = range(3)
+"""How many outputs of a step outlive a request. Where some do not, the step also runs what other steps read."""
 MAP_WORDS = 8
 _STEP_NS = 4000.0
 """A step of the program, about."""
 _LIST_BYTES = 8 * (1 + BOXES * 16)
+_STEP_BYTES = 16
 
 
 def _region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -95,6 +98,7 @@ def _checks(call: Call) -> None:
         size = words.take("words of a step", 1, LIMIT)
         dims = _dims(words)
         words.take("work of an element", -(1 << 63), (1 << 63) - 1)
+        words.take("which outputs are kept", ALL_KEPT, SOME_KEPT)
         tiles += _grid(words, dims)
         _reads(words, dims, sources)
         need(words.at - begin == size, f"words of the step at {begin}", size, words.at - begin)
@@ -110,7 +114,7 @@ def _checks(call: Call) -> None:
 
 def _scratch(node: Node) -> int:
     n_inputs, n_steps = node.attrs["program"][:2]
-    return _LIST_BYTES * int(n_inputs + n_steps)
+    return _LIST_BYTES * int(n_inputs + 2 * n_steps) + _STEP_BYTES * int(n_steps)
 
 
 SPECS = (

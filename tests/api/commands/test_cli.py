@@ -282,6 +282,10 @@ def test_trace(model: Path, tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" and event["cat"].startswith("tile") for event in events) == sum(w["tiles"] for w in report["workers"])
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert "median" in ok("trace", model, "--batch", 8, "--workers", 1, "--repeat", 1)
+    drawn = tmp_path / "tiles.svg"
+    assert as_json("trace", model, "--batch", 8, "--changed", 1, "--repeat", 1, "--tiles", drawn)["tiles"] == str(drawn)
+    assert "tiles ran" in drawn.read_text()
+    assert cli("trace", "--changed", 1).returncode == 2
     assert cli("trace", "--workers", 2).returncode == 2
     assert cli("trace", model, "-o", tmp_path / "no" / "such.json").returncode == 1
 
@@ -322,6 +326,15 @@ def test_bench_churn(tmp_path: Path) -> None:
     assert report.lost == report.wrong == 0
     assert len(report.changes) == 6
     assert "none lost, none wrong" in ok("bench", "churn", "squeezenet1_1@image=64", "--changes", 1, "--workers", 2)
+
+
+def test_bench_cameras(tmp_path: Path) -> None:
+    case = "yolov3@image=96,decode=1"
+    (report,) = recorded(tmp_path, "cameras", case, "--cameras", 1, "--frames", 2, "--rounds", 1, "--seconds", 0.1, "--share", 0.02)
+    assert len(report.whole_ms) == len(report.stream_ms) == 2
+    assert 0 <= report.least <= report.same <= 1
+    assert [fleet.engine for fleet in report.fleets][:2] == ["aspen-mp, streams", "aspen-mp, whole frames"]
+    assert cli("bench", "cameras", "resnet50@image=64").returncode == 2
 
 
 def test_bench_stream(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     python scribbler.py NAME SEED SECONDS
 
 It loads models whose kernels and reference operators read indices, sizes and serialised values from its data segment, publishes good and
-bad requests, and meanwhile overwrites inputs, outputs, slots, bit masks and the doorbell page. Prints how many requests it published.
+bad requests, and meanwhile overwrites inputs, outputs, slots, bit masks and the doorbell page. Some plans are those of streams, which keep
+activations and changed boxes in its data segment, too. Prints how many requests it published.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from guests import Guest
 from slots import FIRST_SLOT, SLOT_BYTES
 
 from aspen_mp.control.wire import protocol
+from aspen_mp.planner.job.options import Keeping
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _channel
 from aspen_mp.shm.errors import AspenError
+from aspen_mp.shm.tables import NUMBERS
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 ROWS = 300
@@ -41,6 +44,22 @@ def _value(name: str, kind: int, shape: list[Any]) -> onnx.ValueInfoProto:
 
 def _model(node: onnx.NodeProto, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
     graph = helper.make_graph([node], node.op_type, inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def _ranked() -> onnx.ModelProto:
+    """Indices and divisors that are activations."""
+    n, node = [ROWS, 7], helper.make_node
+    three = helper.make_tensor("k", I64, [1], [3])
+    nodes = [
+        node("TopK", ["x", "k"], ["v", "i"], axis=0),
+        node("GatherElements", ["x", "i"], ["g"], axis=0),
+        node("ArgMax", ["x"], ["a"], axis=1, keepdims=0),
+        node("Gather", ["x", "a"], ["b"], axis=1),
+        node("Mod", ["i", "i"], ["m"]),
+    ]
+    outputs = [_value("g", F32, None), _value("b", F32, None), _value("m", I64, None)]
+    graph = helper.make_graph(nodes, "ranked", [_value("x", F32, n)], outputs, [three])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -68,6 +87,8 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, list[int]]]]:
             _model(node("TopK", ["x", "k"], ["y", "j"], axis=0), [x, k], [_value("y", F32, None), _value("j", I64, None)]),
             {"x": n, "k": [1]},
         ),
+        "ranked": (_ranked(), {"x": n}),
+        "chain": (small_models.conv_chain(3, 8, 16), {"x": [1, 8, 16, 16]}),
         "nonzero": (small_models.nonzero(), {"x": [2000]}),
         "strings": (small_models.strings(), {"a": [40], "b": [40]}),
     }
@@ -83,9 +104,11 @@ class Scribbler:
         self.published = 0
         self.segments: list[tuple[int, Any]] = [self._segment(n) for n in (1 << 16, 1 << 20, 1 << 22)]
         self.plans: list[protocol.Planned] = []
+        self.keeping: set[int] = set()  # plans of streams
         for label, (model, shapes) in models().items():
             self._load(label, model, shapes)
-        assert len(self.plans) >= 8, "too few of the models could be planned"
+        assert len(self.plans) >= 16, "too few of the models could be planned"
+        assert len(self.keeping) >= 6, "too few of the models have plans for streams"
         self.channel = _channel.ClientChannel(self.own.data, self.bell.data)
 
     def _map(self, fd: int, dtype: Any) -> Any:
@@ -114,10 +137,13 @@ class Scribbler:
             else:
                 wanted = np.array([5]).tobytes() if label == "sorted" and value.name == "k" else None
                 binds.append([value.name, value.dtype, shapes[value.name], wanted])
-        planned = self._ask("MakePlan", loaded.model, [binds], [])
-        assert isinstance(planned, protocol.Planned), planned
-        if planned.plan:
-            self.plans.append(planned)
+        kinds: tuple[Keeping, ...] = ("", "bits")
+        for kind in kinds:
+            planned = self._ask("MakePlan", loaded.model, [binds], [], False, False, False, kind)
+            assert isinstance(planned, protocol.Planned), planned
+            if planned.plan:
+                self.plans.append(planned)
+                self.keeping |= {planned.plan} if kind else set()
 
     # ---- one step of nonsense
 
@@ -128,10 +154,21 @@ class Scribbler:
             if slot.dtype == "object":
                 encoded = values.Encoded(np.array([f"s{k}" for k in range(40)], object))
                 encoded.write(at.data[: encoded.nbytes])
+            elif not slot.name:
+                if len(at) == slot.nbytes:  # else the region reaches beyond the segment, and is refused
+                    self.boxes(at.view(np.int32))
             elif slot.dtype == "int64":
                 at.view(np.int64)[:] = self.rng.integers(1, 7, slot.nbytes // 8)
             elif slot.nbytes:
                 at.view(np.float32)[:] = self.rng.standard_normal(slot.nbytes // 4)
+
+    def boxes(self, words: Any) -> None:
+        """Changed boxes: of all, of some, or any numbers. The word in front may say that activations are trusted."""
+        rows = words.reshape(-1, NUMBERS["REACH_WORDS"])
+        rows[:] = self.rng.integers(-2, 400, rows.shape)
+        rows[:, 0] = self.rng.choice([0, 1, 3, NUMBERS["REACH_BOXES"], 1 << 30, -1], len(rows))
+        if self.rng.random() < 0.3:
+            self.smear(words.view(np.uint8))
 
     def publish(self) -> None:
         plan = self.plans[int(self.rng.integers(len(self.plans)))]
@@ -159,6 +196,11 @@ class Scribbler:
             if slot is not None and slot.nbytes and offset + slot.offset + slot.nbytes <= len(data):
                 at = data[offset + slot.offset : offset + slot.offset + slot.nbytes]
                 self.smear(at)
+            if plan.plan in self.keeping and offset + plan.region <= len(data):
+                self.smear(data[offset : offset + plan.region])
+                if self.rng.random() < 0.3:
+                    line = offset + plan.inputs[-1].offset - NUMBERS["REACH_LINE"]
+                    data[line : line + 4].view(np.uint32)[:] = self.rng.choice([0, 1, 3])
 
     def smear(self, at: Any) -> None:
         kind = self.rng.random()

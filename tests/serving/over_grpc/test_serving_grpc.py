@@ -186,7 +186,12 @@ def bad_requests() -> dict[str, tuple[Any, Any, str]]:
     add("below zero", "extent below 0").inputs[0].shape[0] = -1
     add("another input", "'z'").inputs[0].name = "z"
     add("another output", "'z'").outputs.add(name="z")
-    add("a sequence", "keeps no state").parameters["sequence_id"].int64_param = 3
+    add("no such sequence", "not open").parameters["sequence_id"].int64_param = 3
+    add("a sequence below zero", "sequence_id must be").parameters["sequence_id"].int64_param = -3
+    add("a sequence of no such type", "sequence_id must be").parameters["sequence_id"].bool_param = True
+    add("a long sequence", "more than 128").parameters["sequence_id"].string_param = "x" * 129
+    add("the start of nothing", "need a sequence_id").parameters["sequence_start"].bool_param = True
+    add("a start that is a number", "sequence_start must be").parameters["sequence_start"].int64_param = 1
     add("a region", "without shared_memory_byte_size").inputs[0].parameters["shared_memory_region"].string_param = "r"
     add("a bad priority", "priority must be").parameters["priority"].double_param = 1.5
     add("no such class", "priority").parameters["priority"].string_param = "urgent"
@@ -240,6 +245,30 @@ def test_a_stream_answers_in_order_and_goes_on_after_errors(server: tools.Server
         else:
             assert not each.error_message
             np.testing.assert_allclose(outputs(each.infer_response)["y"], tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
+
+
+def test_a_stream_runs_the_requests_of_a_sequence_in_order(server: tools.Server) -> None:
+    """Large tensors, whose reading takes turns, come before small ones."""
+    rng, sizes = np.random.default_rng(0), [700, 1, 700, 3, 5]
+    requests = []
+    for round_ in range(4):
+        for k, rows in enumerate(sizes):
+            for number in ("left", "right"):
+                x = rng.standard_normal((9 * rows, 16)).astype(np.float32)
+                request = infer_request("mlp", {"x": x}, raw=False, id=f"{round_} {k} {number}")
+                request.parameters["sequence_id"].string_param = number
+                request.parameters["sequence_start"].bool_param = k == 0
+                request.parameters["sequence_end"].bool_param = k == len(sizes) - 1
+                requests.append(request)
+    with calling(server) as call:
+        answers = list(call("ModelStreamInfer", iter(requests)))
+        assert [each.error_message for each in answers] == [""] * len(requests)
+        assert [each.infer_response.id for each in answers] == [each.id for each in requests]
+        for request, each in zip(requests, answers, strict=True):
+            feeds = {"x": np.array(request.inputs[0].contents.fp32_contents, np.float32).reshape(-1, 16)}
+            np.testing.assert_allclose(outputs(each.infer_response)["y"], tools.mlp_wants(feeds), rtol=1e-4, atol=1e-5)
+        late = requests[2]
+        assert "not open" in next(iter(call("ModelStreamInfer", iter([late])))).error_message
 
 
 def test_cancelled_calls_and_streams_cancel_their_requests(server: tools.Server) -> None:

@@ -138,3 +138,23 @@ def test_asyncio(server: tools.Server) -> None:
                 check(result, feeds)
 
     asyncio.run(work())
+
+
+def test_sequences(server: tools.Server) -> None:
+    done: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        client.start_stream(lambda result, error: done.put((result, error)))
+        for number in (3, "camera"):
+            for k in range(4):
+                client.async_stream_infer(
+                    "mlp", inputs(tools.mlp_feeds(seed=k // 2)), sequence_id=number, sequence_start=k == 0, sequence_end=k == 3
+                )
+            for k in range(4):
+                result, error = done.get(timeout=tools.WATCHDOG_S)
+                assert error is None
+                check(result, tools.mlp_feeds(seed=k // 2))
+        client.async_stream_infer("mlp", inputs(tools.mlp_feeds()), sequence_id=3)
+        assert "is not open" in str(done.get(timeout=tools.WATCHDOG_S)[1])
+        client.stop_stream()
+        result = client.infer("mlp", inputs(tools.mlp_feeds()), sequence_id=4, sequence_start=True, sequence_end=True)
+        check(result, tools.mlp_feeds())

@@ -52,11 +52,12 @@ TENSOR = {
     "data": st.just([0.5] * 16) | VALUES,
     "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.sampled_from([0, 63, 64, 65, 1 << 47]) | VALUES}) | VALUES,
 }
+PARAMETERS = ["timeout", "priority", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"]
 REQUEST = {
     "id": VALUES,
     "inputs": st.lists(st.fixed_dictionaries({}, optional=TENSOR) | VALUES, max_size=3) | VALUES,
     "outputs": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["y", "z"])}) | VALUES, max_size=2) | VALUES,
-    "parameters": st.dictionaries(st.sampled_from(["timeout", "priority", "binary_data_output", "sequence_id"]), VALUES) | VALUES,
+    "parameters": st.dictionaries(st.sampled_from(PARAMETERS), VALUES | st.sampled_from([True, 1, 2])) | VALUES,
 }
 HEADERS = st.dictionaries(
     st.sampled_from(["Inference-Header-Content-Length", "Content-Type", "Content-Encoding", "Expect"]),

@@ -71,6 +71,11 @@ static const struct scenario scenarios[] = {
     {"drop", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, PLAN, 0, 0},     /* the plan is dropped while its request comes, is claimed, runs, ends */
     {"drop-data", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, DATA, 0, 0},
     {"drop-client", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, CLIENT, 0, 0},
+    /* Streams: each frame runs what its changes reach. */
+    {"stream", STREAM, 2, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},
+    {"stream-three", STREAM, 3, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},
+    {"stream-still", STREAM, 2, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0, .still = 1}, /* nothing changes: no request */
+    {"stream-cancel", STREAM, 3, 1, 1, -1, 1, 0, 0, 0, NONE, 0, 0},             /* the frame in the middle is cancelled */
     {"spoil", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, PLAN, 1, 0},    /* the plan is dropped while the client overwrites its own slot */
 };
 

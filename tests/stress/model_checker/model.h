@@ -8,18 +8,22 @@
 
 #define MARK(n) (fiber[running].marker = (uint32_t)(n)) /* where a program is, for the search's table of places */
 
-enum { MOST_WORKERS = 3, TILES = 5, A = 0, B, C, D, END /* of the diamond */ };
-enum { PLAN_BYTES = 8192, ARENA_BYTES = 512, COUNTERS = 64, EXECUTED = 128, LINKS = 192, ACTIVATIONS = 256 };
+enum { MOST_WORKERS = 3, TILES = 5, A = 0, B, C, D, END /* of the diamond, and of a stream, where A is REACH */ };
+/* Words of a stream's region: inputs of C and D, results of D, B and C, what trusts these, which inputs have changed; 1 while a frame is under way, else 2 · the faults that
+ * the client knew of in the last one. */
+enum { X0 = 0, RESULT, X1, Y0, Y1, TRUST, CHANGES, OPEN };
+enum { PLAN_BYTES = 8192, ARENA_BYTES = 512, COUNTERS = 64, EXECUTED = 128, LINKS = 192, ACTIVATIONS = 256, PARTS = 320, CONSTANT = 6144 /* in the plan */ };
 
 struct scenario {
   const char *name;
-  enum { SINGLE, PAIR, CHAIN, DIAMOND } graph;
+  enum { SINGLE, PAIR, CHAIN, DIAMOND, STREAM } graph;
   int requests, slots, instances;
   int fault, cancel;                /* a tile whose kernel fails, a request that is cancelled; -1: none */
   int leaves, announces, lazy;      /* worker 1 is asked to leave; a segment is announced; nobody steals */
   enum { NONE, PLAN, CLIENT, DATA } drops;
   int spoils;                       /* the client overwrites its own slot */
   int maps;                         /* the plan itself is announced */
+  int still;                        /* the last frame of a stream is like the one before */
   enum { UNTIMED, LATEST, EARLIEST, REFUSED } timed; /* requests have deadlines; the first request's is the latest, the earliest; the second's cannot be met */
   /* Of the command line: */
   int workers;
@@ -49,7 +53,7 @@ extern struct aspen_exec_instance *made[MOST_WORKERS][2];
 extern uint64_t *links[ASPEN_MAX_INSTANCES];
 extern struct aspen_exec_plan *exec;
 extern uint64_t ran[2][TILES];      /* by instance and tile: request that ran last */
-extern struct told { uint64_t answered; uint32_t sequence[2]; } told; /* the client's own */
+extern struct told { uint64_t answered; uint32_t sequence[2], valid, faults; } told; /* the client's own */
 extern struct news { uint32_t n, unused; } news; /* the planner process's socket: it wakes up when something was sent */
 /* The planner process's own: it has begun a recovery; the world stands still; there may be garbage; rows that wait for a worker. */
 extern struct chief { uint32_t stopping, standing, restart, vacant; } chief;
@@ -67,6 +71,7 @@ static inline uint32_t all_of_world(void) { return ((1u << it.workers) - 1) << W
 
 void set_up(void);
 int kernel(const aspen_call *c);
+int find_parts(const aspen_call *c);
 uint64_t expected(uint64_t x);
 void worker_body(int me);
 void client_body(int me);

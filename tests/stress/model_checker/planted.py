@@ -749,6 +749,74 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "single deaths=1,0 scribbles",
         ),
     ],
+    "streams": [
+        (
+            "trusts activations before they are computed",
+            "claim.h",
+            "  i->started_ns = aspen_now_ns();\n",
+            "  if (view->plan->header->request_kept)\n"
+            "    aspen_store_relaxed((uint32_t *)(s->segment[r->segment].base + r->offset + view->plan->header->request_kept), "
+            "aspen_trust_word(s->control));\n"
+            "  i->started_ns = aspen_now_ns();\n",
+            "stream workers=1 deaths=1",
+        ),
+        (
+            "never looks whether activations are trusted",
+            "claim.h",
+            "aspen_store_relaxed(&i->whole, aspen_stale_activations(s, r, view->plan));",
+            "aspen_store_relaxed(&i->whole, 0);",
+            "stream workers=1",
+        ),
+        (
+            "trusts activations of before a fault",
+            "claim.h",
+            "r->offset + at)) != aspen_trust_word(s->control);",
+            "r->offset + at)) == 0;",
+            "stream workers=1 deaths=1 scribbles",
+        ),
+        (
+            "runs parts of a request that begins anew",
+            "recover.h",
+            "  aspen_store_relaxed(&i->whole, 1);\n",
+            "",
+            "stream workers=1 deaths=1 scribbles",
+        ),
+        (
+            "forgets that there was a fault",
+            "recover.h",
+            "  if (restart) aspen_store_relaxed(&c->signals.faults, aspen_load_relaxed(&c->signals.faults) + 1);\n",
+            "",
+            "stream workers=1 deaths=1 scribbles",
+        ),
+        (
+            "does not tell clients of a fault",
+            "recover.h",
+            "      if (own && restart) aspen_store_relaxed(&own->faults, aspen_load_relaxed(&c->signals.faults));\n",
+            "",
+            "stream-still workers=1 deaths=1 scribbles",
+        ),
+        (
+            "the client returns what it has kept after a fault",
+            "roles.c",
+            "told.valid && told.faults == faults;",
+            "told.valid;",
+            "stream-still workers=1 deaths=1 scribbles",
+        ),
+        (
+            "the client does not say that it has no frame to count on",
+            "roles.c",
+            "  if (!valid) aspen_store_relaxed((uint32_t *)&region[TRUST], 0);\n",
+            "",
+            "stream workers=1",
+        ),
+        (
+            "the client counts on a frame that failed",
+            "roles.c",
+            "  told.valid = !error;\n",
+            "  told.valid = 1;\n",
+            "stream-cancel workers=1",
+        ),
+    ],
 }
 
 

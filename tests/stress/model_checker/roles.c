@@ -8,19 +8,41 @@ static uint64_t f(unsigned tile, uint64_t a, uint64_t b) { return (a * 31 + b * 
 
 struct job { unsigned tile, id, generation, unused; uint64_t *out, *a, *b; };
 
-static int compute(void *argument) {
-  const struct job *j = argument;
+/* A stream's tile that no change reaches is executed without a call. */
+static int may_be_skipped(int tile) { return it.graph == STREAM && tile >= B; }
+
+static void check_turn(const struct job *j) {
   CHECK(ran[j->id][j->tile] < j->generation, "a tile ran twice in one request, or after a later request");
   for (int p = 0; p < n_tiles; p++)
     if (parents_of[j->tile] >> p & 1) {
-      CHECK(ran[j->id][p] == j->generation, "a tile ran before its parent");
+      CHECK(ran[j->id][p] == j->generation || may_be_skipped(p), "a tile ran before its parent");
       CHECK(!it.dies || ((uint32_t *)(arena[j->id] + EXECUTED))[p] == j->generation, "a tile runs, and its parent is not marked as executed"); /* I1 */
     }
   for (int c = 0; c < n_tiles; c++)
     if (parents_of[c] >> j->tile & 1) CHECK(ran[j->id][c] < j->generation, "a tile ran after its child");
-  *j->out = f(j->tile, *j->a, *j->b);
   ran[j->id][j->tile] = j->generation;
+}
+
+static int compute(void *argument) {
+  const struct job *j = argument;
+  check_turn(j);
+  *j->out = f(j->tile, *j->a, *j->b);
   return (int)j->tile == it.fault ? ASPEN_E_BAD_INDEX : 0;
+}
+
+static uint32_t *part_of(const void *parts, int tile) { return (uint32_t *)parts + tile * 2 * ASPEN_TILE_AXES; }
+
+static void set_part(uint32_t *part, int reached) {
+  for (int k = 0; k < ASPEN_TILE_AXES; k++) part[k] = !reached, part[ASPEN_TILE_AXES + k] = (uint32_t)reached;
+}
+
+/* REACH. Inputs reach the tiles that read them, and those behind these; none reaches B. */
+static int find(void *argument) {
+  static const uint64_t inputs[] = {[C] = 1, [D] = 3};
+  const struct job *j = argument;
+  check_turn(j);
+  for (int t = B; t <= D; t++) set_part(part_of(j->out, t), (*j->a & inputs[t]) != 0);
+  return 0;
 }
 
 /* Half of the output is written. */
@@ -30,9 +52,10 @@ static int begin_output(void *argument) {
   return 0;
 }
 
-int kernel(const aspen_call *c) {
+static int run(const aspen_call *c, int (*body)(void *)) {
   uint64_t item = control.worker[running].current;
   struct job j = {(unsigned)c->params[0], ASPEN_ITEM_INSTANCE(item) - 1, ASPEN_ITEM_GENERATION(item), 0, (uint64_t *)c->args[0].ptr, (uint64_t *)c->args[1].ptr, (uint64_t *)c->args[2].ptr};
+  if (body == find) j.a = j.b; /* the second output is not used here */
   struct access words[4 + 2 * TILES];
   uint32_t n = 0;
   words[n++] = (struct access){&ran[j.id][j.tile], 8, 1};
@@ -44,8 +67,12 @@ int kernel(const aspen_call *c) {
   for (int p = 0; p < n_tiles; p++)
     if (it.dies && parents_of[j.tile] >> p & 1) words[n++] = (struct access){arena[j.id] + EXECUTED + 4 * p, 4, 0};
   if (it.dies) call(begin_output, &j, &words[1], 1);
-  return call(compute, &j, words, n);
+  return call(body, &j, words, n);
 }
+
+int kernel(const aspen_call *c) { return run(c, compute); }
+
+int find_parts(const aspen_call *c) { return run(c, find); }
 
 uint64_t expected(uint64_t x) {
   uint64_t a = f(A, x, x);
@@ -116,21 +143,79 @@ static uint64_t hopeless(const struct aspen_request *q) {
   return aspen_foresee(&client, &o, q->plan, q->generation, q->class_, q->span_ns, 0);
 }
 
+static void wait_for_answer(int s) {
+  struct aspen_slot *slot = &client.slot[s];
+  for (;;) {
+    uint32_t word = aspen_load_acquire(&slot->word);
+    CHECK(ASPEN_SLOT_SEQUENCE(word) == told.sequence[s], "a slot changed hands");
+    if (ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE) break;
+    aspen_wait_slot(slot, word, ASPEN_FOREVER);
+  }
+}
+
+/* The input of a stream that changes with a frame after the first. Where one is cancelled, the next one changes the other input. */
+static int changing(int r) { return (r + (it.cancel >= 0)) & 1; }
+
+/* The value of an input: how often it has changed. */
+static uint64_t value_at(int r, int input) {
+  uint64_t v = (uint64_t)(1000 * (input + 1));
+  for (int k = 1; k <= r - it.still; k++) v += changing(k) == input;
+  return v;
+}
+
+/* Says what has changed since the frame before; everything where it does not count on what that left. */
+static uint64_t fill_frame(int r, uint64_t *region) {
+  uint32_t faults = aspen_load_acquire(&client.faults);
+  int valid = told.valid && told.faults == faults;
+  uint64_t changes = !valid ? 3 : it.still && r == it.requests - 1 ? 0 : 1u << changing(r);
+  told.valid = 0, told.faults = faults;
+  if (!valid) aspen_store_relaxed((uint32_t *)&region[TRUST], 0);
+  if (changes & 1) aspen_store_relaxed(&region[X0], value_at(r, 0));
+  if (changes & 2) aspen_store_relaxed(&region[X1], value_at(r, 1));
+  aspen_store_relaxed(&region[CHANGES], changes);
+  return changes;
+}
+
+/* A frame of a stream, which ends before the next one begins (aspen_mp/client/streams/model_stream.py). */
+static void frame(int r) {
+  uint64_t *region = &data[8], y1 = f(C, f(B, 0, 0), value_at(r, 0));
+  uint32_t error = 0;
+  aspen_store_seq(&region[OPEN], 1);
+  if (fill_frame(r, region)) {
+    struct aspen_request q = {.plan = 1, .generation = 1, .class_ = 1, .offset = 64};
+    told.sequence[0] = aspen_submit(&client, &bell, 0, &q);
+    if (r == it.cancel) aspen_cancel(&client, &bell, 0, told.sequence[0]);
+    wait_for_answer(0);
+    error = aspen_load_relaxed(&client.slot[0].error);
+    CHECK(!error || (r == it.cancel && error == ASPEN_E_CANCELLED), "a frame failed");
+  }
+  CHECK(error || (aspen_load_relaxed(&region[Y1]) == y1 && aspen_load_relaxed(&region[RESULT]) == f(D, y1, value_at(r, 1))), "a stale result");
+  if (ASPEN_SLOT_STATE(aspen_load_relaxed(&client.slot[0].word)) == ASPEN_SLOT_DONE) aspen_release(&client, 0);
+  told.valid = !error;
+  told.answered++;
+  aspen_store_seq(&region[OPEN], 2 * (uint64_t)told.faults);
+}
+
+static void stream_body(void) {
+  for (int r = 0; r < it.requests; r++) {
+    MARK(r + 1);
+    frame(r);
+  }
+}
+
 /* Keeps up to `slots` requests in flight, waits for each in order. */
 void client_body(int me) {
+  if (it.graph == STREAM) {
+    stream_body();
+    return;
+  }
   if (it.maps) /* the planner process says when the plan is there */
     for (uint32_t seen; (seen = aspen_load_seq(&news.n)) == 0;) aspen_futex_wait(&news.n, seen, ASPEN_FOREVER);
   for (int r = 0; r < it.requests + it.slots; r++) {
     MARK(r + 1);
     if (r >= it.slots && r - it.slots < it.requests) {
       int old = r - it.slots, s = old % it.slots;
-      struct aspen_slot *slot = &client.slot[s];
-      for (;;) {
-        uint32_t word = aspen_load_acquire(&slot->word);
-        CHECK(ASPEN_SLOT_SEQUENCE(word) == told.sequence[s], "a slot changed hands");
-        if (ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE) break;
-        aspen_wait_slot(slot, word, ASPEN_FOREVER);
-      }
+      wait_for_answer(s);
       check_answer(old, s);
       aspen_release(&client, (uint32_t)s);
       told.answered++;
@@ -189,12 +274,38 @@ static void scribble(int k, uint64_t word) {
     links[k + 1][t] = ASPEN_ITEM(generation, k + 1, t);
   }
   for (int a = 0; a < 2; a++) ((uint64_t *)(arena[k] + ACTIVATIONS))[a] = 0xdead;
+  for (int t = B; t <= D && it.graph == STREAM; t++) set_part(part_of(arena[k] + PARTS, t), 0);
   if (runs && client.slot[i->slot].word == ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING)) data[8 + 8 * i->slot + 1] = 0xdead;
+}
+
+/* The same for a stream's region, if its frame has not been answered, … */
+static void scribble_frame(void) {
+  static const int results[] = {RESULT, Y0, Y1};
+  uint32_t state = ASPEN_SLOT_STATE(client.slot[0].word);
+  for (int k = 0; k < 3 && (state == ASPEN_SLOT_SUBMITTED || state == ASPEN_SLOT_RUNNING); k++) data[8 + results[k]] = 0xdead;
+}
+
+/* … and if it has none. Before recovery has said so, the client cannot know: that cannot be helped, either. So it happens between that and the
+ * client's next frame. */
+static int scribble_idle_stream(void *unused) {
+  static const int kept[] = {X0, X1, RESULT, Y0, Y1};
+  const uint64_t open = data[8 + OPEN];
+  if (open & 1 || open / 2 == control.signals.faults) return 0;
+  for (int k = 0; k < 5; k++) data[8 + kept[k]] = 0xdead;
+  return 0;
+}
+
+static uint32_t stream_words(struct access *words, uint32_t n) {
+  words[n++] = (struct access){&data[8 + OPEN], 8, 0};
+  words[n++] = (struct access){&client.slot[0].word, 4, 0};
+  for (int k = 0; k < TRUST; k++) words[n++] = (struct access){&data[8 + k], 8, 1};
+  return n;
 }
 
 /* From here on the planner process has everything for itself. Which tiles may run again is noted now: those that are not marked as executed. */
 int stop_world(void *unused) {
   chief.standing = 1;
+  if (chief.restart && it.graph == STREAM) scribble_frame();
   for (int k = 0; k < it.instances; k++) {
     uint64_t word = control.instance[k + 1].word;
     if (chief.restart) scribble(k, word);
@@ -242,15 +353,17 @@ static void heard_of_death(int w) {
 }
 
 static void begin_again(void) {
-  struct access words[16];
+  struct access words[24];
   uint32_t n = 0;
   for (int k = 0; k < it.instances; k++)
     for (int t = 0; t < n_tiles; t++) words[n++] = (struct access){&ran[k][t], 8, 1};
+  if (it.graph == STREAM) n = stream_words(words, n);
   call(stop_world, NULL, words, n);
   recover();
   control.claim.wanted = control.claim.wanted != control.claim.done; /* nobody has noted either, so only that they differ matters */
   control.claim.done = 0;
   aspen_epoch_end(&control);
+  if (chief.restart && it.graph == STREAM) call(scribble_idle_stream, NULL, words, stream_words(words, 0));
   chief.stopping = chief.standing = chief.restart = 0;
   if (!it.early) refill();
 }

@@ -29,8 +29,9 @@ uint64_t gone[MOST_WORKERS];
 uint32_t parents_of[TILES];
 int n_tiles;
 
-/* A tile's operands: arena words, or the request's input X and output Y. */
-enum { X = -1, Y = -2 };
+/* A tile's operands: arena words, the request's input X and output Y and other words, or a constant. */
+#define OF_REQUEST(word) (-1 - (word))
+enum { X = OF_REQUEST(0), Y = OF_REQUEST(1), FIXED = -100 };
 
 /* DIAMOND and CHAIN: their last tile overwrites what the first one wrote. PAIR: both are ready at once. */
 static const struct {
@@ -41,6 +42,8 @@ static const struct {
     [PAIR] = {3, 2, {Y, 0}, {X, X}, {X, X}, {2, 2}, {1, 1}},                                              /* A: x → y; B: x → 0 */
     [CHAIN] = {4, 1, {Y, 0, Y}, {X, Y, 0}, {X, Y, 0}, {B, C, 3}, {1, 1, 1}},                              /* A: x → y; B: y → 0; C: 0 → y */
     [DIAMOND] = {5, 1, {Y, 0, 1, Y}, {X, Y, Y, 0}, {X, Y, Y, 1}, {B, C, D, D, END}, {2, 1, 1, 1}},        /* A: x → y; B: y → 0; C: y → 1; D: 0, 1 → y */
+    [STREAM] = {5, 1, {0, OF_REQUEST(Y0), OF_REQUEST(Y1), OF_REQUEST(RESULT)}, {0, FIXED, OF_REQUEST(Y0), OF_REQUEST(Y1)},
+                {OF_REQUEST(CHANGES), FIXED, OF_REQUEST(X0), OF_REQUEST(X1)}, {B, C, D, END}, {1, 1, 1, 1}}, /* no input reaches B */
 };
 
 static void make_plan(void) {
@@ -51,7 +54,7 @@ static void make_plan(void) {
   struct aspen_plan_header *h = (struct aspen_plan_header *)plan;
   struct aspen_op *ops = (struct aspen_op *)(plan + 1024);
   struct aspen_operand *operands = (struct aspen_operand *)(plan + 2048);
-  int64_t *params = (int64_t *)(plan + 6144);
+  int64_t *params = (int64_t *)(plan + CONSTANT);
   struct aspen_tile *tiles = (struct aspen_tile *)(plan + 6400);
   uint32_t *children = (uint32_t *)(plan + 7168), *counts = children + 16, *initial = children + 32, *begins = children + 48, *parents = children + 64;
   aspen_magic_write((struct aspen_magic *)plan, PLAN_BYTES, ASPEN_ROLE_PLAN);
@@ -60,7 +63,7 @@ static void make_plan(void) {
   h->n_params = 16;
   h->n_initial = (uint32_t)graphs[it.graph].n_initial;
   h->end_tile = (uint32_t)end;
-  h->ops = 1024, h->operands = 2048, h->params = 6144, h->tiles = 6400, h->children = 7168, h->parent_counts = 7232, h->initial = 7296, h->parent_begin = 7360, h->parents = 7424;
+  h->ops = 1024, h->operands = 2048, h->params = CONSTANT, h->tiles = 6400, h->children = 7168, h->parent_counts = 7232, h->initial = 7296, h->parent_begin = 7360, h->parents = 7424;
   h->arena_bytes = ARENA_BYTES, h->arena_counters = COUNTERS, h->arena_executed = EXECUTED, h->arena_next = LINKS, h->arena_data = ACTIVATIONS;
   h->request_bytes = 64;
   uint32_t n_parents = 0;
@@ -68,7 +71,7 @@ static void make_plan(void) {
   initial[1] = B;
   for (int t = 0; t < n_tiles; t++) {
     tiles[t] = (struct aspen_tile){.op = (uint32_t)t, .children = n_children, .n_children = (uint16_t)count[t], .depth = (uint8_t)(t > C ? 1 : 0), .rank = (uint32_t)t};
-    tiles[t].hi[0] = 1;
+    for (int k = 0; k < ASPEN_TILE_AXES; k++) tiles[t].hi[k] = 1;
     ops[t].kernel = t == end ? ASPEN_K_END : ASPEN_K_BINARY;
     for (uint32_t k = 0; k < count[t]; k++, n_children++) {
       uint32_t child = children[n_children] = kids[n_children];
@@ -83,9 +86,14 @@ static void make_plan(void) {
       int where = k == 0 ? out[t] : k == 1 ? in0[t] : in1[t];
       struct aspen_operand *o = &operands[3 * t + k];
       *o = (struct aspen_operand){.dtype = ASPEN_DT_U64, .rank = 1, .dims = {1}, .strides = {1}};
-      o->space = where < 0 ? ASPEN_SPACE_REQUEST : ASPEN_SPACE_ARENA;
-      o->offset = where < 0 ? (where == X ? 0 : 8) : ACTIVATIONS + 8 * where;
+      o->space = where == FIXED ? ASPEN_SPACE_PLAN : where < 0 ? ASPEN_SPACE_REQUEST : ASPEN_SPACE_ARENA;
+      o->offset = where == FIXED ? CONSTANT : where < 0 ? 8 * OF_REQUEST(where) : ACTIVATIONS + 8 * where;
     }
+  }
+  if (it.graph == STREAM) {
+    ops[A].kernel = ASPEN_K_REACH, ops[A].n_outputs = 2, ops[A].n_inputs = 1;
+    operands[0].offset = PARTS;
+    h->n_parts = (uint32_t)end, h->arena_parts = PARTS, h->request_kept = 8 * TRUST;
   }
   for (int t = 0; t < n_tiles; t++) {
     for (int p = 0; p < n_tiles; p++)
@@ -300,7 +308,7 @@ void check_rest(void) {
     CHECK((uint32_t)control.instance[k + 1].word == (it.drops == PLAN ? ASPEN_INSTANCE_NONE : ASPEN_INSTANCE_FREE), "an instance is not free");
     rounds += control.instance[k + 1].word >> 32;
   }
-  if (it.cancel < 0 && !it.drops && !it.spoils && !it.dies) CHECK(rounds + (it.timed == REFUSED) == (uint64_t)it.requests, "requests and generations differ");
+  if (it.cancel < 0 && !it.drops && !it.spoils && !it.dies) CHECK(rounds + (it.timed == REFUSED) + (uint64_t)it.still == (uint64_t)it.requests, "requests and generations differ");
 }
 
 /* ------------------------------------------------------------------------------------------------ setting up */
@@ -312,7 +320,9 @@ static void track_instance(int k) {
   ignore(&i->started_ns, offsetof(struct aspen_instance, alone) - offsetof(struct aspen_instance, started_ns));
   if (it.hints) track(&i->alone, 8, "how many work for an instance");
   else ignore(&i->alone, 8);
-  ignore(&i->queued_ns, sizeof *i - offsetof(struct aspen_instance, queued_ns)); /* and what is counted */
+  ignore(&i->queued_ns, offsetof(struct aspen_instance, whole) - offsetof(struct aspen_instance, queued_ns)); /* and what is counted */
+  if (it.graph == STREAM) track(&i->whole, 8, "whether an instance runs whole"), remember(arena[k] + PARTS, 4 * 48, "parts");
+  else ignore(&i->whole, 8);
   track(arena[k] + COUNTERS, 24, "counters");
   if (it.dies) track(arena[k] + EXECUTED, 24, "executed");
   else remember(arena[k] + EXECUTED, 24, "executed"); /* nobody reads it */
@@ -341,6 +351,8 @@ static void track_all(void) {
     ignore(&client.pending[1], 8 * (ASPEN_SLOTS / 64 - 1));
     remember(&chief, sizeof chief, "what the planner process knows");
     ignore(&control.signals.roster, 8);
+    if (it.graph == STREAM) track(&control.signals.preempt_ns, 8, "faults"), track(&client.faults, 8, "faults, as the client sees them");
+    else ignore(&client.faults, 8);
   }
   if (it.announces || it.maps || it.drops || it.dies) track(&control.signals.epoch, 8, "epoch and attach_seq");
   track(&control.idle, 8, "idle counts");
@@ -378,7 +390,7 @@ static void track_all(void) {
     track(&slot->cancel, 8, "a slot's cancellation");
     track(&slot->error, 16, "a slot's answer");
     track(&slot->message_bytes, 8, "a slot's hint");
-    track(&data[8 + 8 * s], 16, "a request's region");
+    track(&data[8 + 8 * s], it.graph == STREAM ? 64 : 16, "a request's region");
     ignore(&slot->submitted_ns, 8);
     ignore(&slot->span_ns, 16);
     ignore(&slot->started_ns, 16);
@@ -416,6 +428,7 @@ void set_up(void) {
   if (it.maps) control.plan[1].state = ASPEN_PLAN_FREE; /* not yet announced */
   static aspen_kernel_fn kernels[ASPEN_N_KERNELS];
   kernels[ASPEN_K_BINARY] = kernel;
+  kernels[ASPEN_K_REACH] = find_parts;
   exec = aspen_exec_plan_new(plan, PLAN_BYTES, 1, kernels, &why);
   if (!exec) {
     printf("bad plan: %s\n", why);
@@ -425,6 +438,7 @@ void set_up(void) {
     for (int k = 0; k < it.instances; k++) {
       struct aspen_bases bases = {{0}};
       bases.at[ASPEN_SPACE_ARENA] = arena[k];
+      bases.at[ASPEN_SPACE_PLAN] = plan;
       made[w][k] = aspen_exec_instance_new(exec, &bases);
       aspen_exec_move(made[w][k], (char *)&data[8], 0, 0);
       links[k + 1] = aspen_exec_next(made[w][k]);
@@ -436,6 +450,7 @@ void set_up(void) {
     plans[w][1] = &exec->view;
     for (int k = 0; k < it.instances; k++) instances[w][k + 1] = &made[w][k]->view;
   }
+  if (it.graph == STREAM) data[8 + TRUST] = aspen_trust_word(&control); /* of whoever had the region before */
   track_all();
   for (int w = 0; w < it.workers; w++) {
     body[w] = worker_body;

@@ -45,6 +45,14 @@ CLASSES = ["beside classes workers=1 deaths=2", "beside classes impatient worker
 HINTS = ["beside hints workers=1 deaths=2", "beside nonsense workers=1 deaths=2"]
 CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
 HINTS_LONG = ["beside hints settled"]
+STREAMS = [
+    *("stream settled", "stream workers=1 deaths=2 scribbles", "stream-three workers=1 deaths=1 scribbles"),
+    *("stream-still workers=1 deaths=1 scribbles", "stream-cancel workers=1 deaths=1 scribbles"),
+]
+STREAMS_LONG = [
+    *("stream", "stream-still", "stream-cancel settled", "stream-cancel workers=1 deaths=2 scribbles"),
+    *("stream settled lone deaths=1,1 scribbles", "stream-still settled lone deaths=1,1 scribbles"),
+]
 LONGER = [
     "later",
     "sooner",
@@ -75,7 +83,9 @@ DEATHS_LONG = [
     *(f"chain settled lone workers=3 deaths={who}" for who in ("1,0,0", "0,1,0", "0,0,1")),
     *("diamond deaths=1,0", "pair deaths=1,0", "single deaths=0,1", "single deaths=1,0 scribbles"),
 ]
+LONGEST = LONGER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG + STREAMS_LONG
 COMPARED = [
+    "stream workers=1 deaths=1 scribbles",
     "chain settled lone deaths=1,0",
     "diamond workers=1 deaths=2",
     "cancel workers=1 deaths=1",
@@ -139,11 +149,11 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
         print(f"{scenario}: {done.stdout}", end="", file=sys.stderr)
         return "" if done.returncode == 0 and "exhausted: " in done.stdout else f"{scenario}: {done.stdout}{done.stderr}"
 
-    wrong = complaints(check, (LONGER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG if LONG else []) + DEATHS + CLASSES + HINTS + SCENARIOS)
+    wrong = complaints(check, (LONGEST if LONG else []) + DEATHS + CLASSES + HINTS + STREAMS + SCENARIOS)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("scenario", [*LONGER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG])
+@pytest.mark.parametrize("scenario", [*LONGER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG, "stream-cancel settled"])
 def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
     """Thousands of random executions, and the first states of the search: what the long tier exhausts is not left alone until then."""
     done = run(model, f"{scenario} tso 200000")

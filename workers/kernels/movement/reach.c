@@ -6,8 +6,9 @@
  * reaches has an empty part.
  *
  *     Read the changed boxes of the inputs.
- *     For each step in order: map the boxes of each source to boxes of the step's output, and add these to its list.
- *     For each box of that list: widen the parts of the tiles that it meets.
+ *     For each step in order: map the boxes of each source to boxes of the step's output. These are reached.
+ *     For each step from the last to the first: what runs is what is reached, if its outputs are kept. It is what other steps that run
+ *     read, if they are not. Widen the parts of the tiles that its boxes meet.
  *
  * The parameters are a program, in words of 64 bits (`struct program`). The planner checks it when a plan is loaded.
  */
@@ -79,12 +80,15 @@ static int through(const struct map *m, int64_t lo, int64_t hi, struct box *out)
   return out->lo[m->out_axis] < out->hi[m->out_axis];
 }
 
-/* A step's words are their number, the output's rank and lengths, the work of an element, the tile grid, and the reads. The work has the
- * bits of a double. */
+/* A step's words are their number, the output's rank and lengths, the work of an element, whether outputs are kept, the tile grid, and
+ * reads. The work has the bits of a double. */
+enum kept { ALL_KEPT = 0, NONE_KEPT, SOME_KEPT };
+
 struct step {
   int64_t rank, axes;
   const int64_t *dims;
   double work;
+  int64_t kept;
   const int64_t *cells[AXES], *cuts[AXES]; /* of each axis: {number of cells, grain, distance in tile numbers}, and cut points */
   int64_t n_reads;
   const int64_t *reads;
@@ -93,8 +97,9 @@ struct step {
 static struct step step_at(const int64_t *w) {
   struct step s = {.rank = w[1], .dims = w + 2};
   memcpy(&s.work, w + 2 + s.rank, sizeof s.work);
+  s.kept = w[3 + s.rank];
   s.axes = least(s.rank, AXES);
-  w += 3 + s.rank;
+  w += 4 + s.rank;
   for (int64_t k = 0; k < s.axes; k++) {
     s.cells[k] = w, s.cuts[k] = w + 3;
     w += 4 + w[0];
@@ -115,6 +120,9 @@ static int reaches(const struct step *s, const int64_t *read, const struct box *
 
 static inline const int64_t *next_read(const int64_t *read) { return read + 2 + 8 * read[1]; }
 
+/* Where the words of a step are, and its first tile. */
+struct place { const int64_t *words; int64_t tile; };
+
 /* The list of a step, from those of its sources. */
 static void follow(const struct step *s, const struct list *lists, struct list *own) {
   const int64_t *w = s->reads;
@@ -124,6 +132,35 @@ static void follow(const struct step *s, const struct list *lists, struct list *
     struct box out;
     for (int64_t i = 0; i < source->n; i++)
       if (reaches(s, w, &source->box[i], &out)) add(own, out, s->rank);
+  }
+}
+
+/* Cuts a box of a source off at what a part of a tile reads along a map's axis. Returns 0 where nothing is left. */
+static int back(const struct map *m, int64_t lo, int64_t hi, struct box *source) {
+  lo = most(lo, m->first), hi = least(hi, m->last);
+  if (lo >= hi) return 0;
+  int64_t from = floor_of(m->a * lo + m->from, m->c), until = floor_of(m->a * (hi - 1) + m->until, m->c);
+  source->lo[m->in_axis] = most(source->lo[m->in_axis], from);
+  source->hi[m->in_axis] = least(source->hi[m->in_axis], until);
+  return source->lo[m->in_axis] < source->hi[m->in_axis];
+}
+
+/* Adds what a part of a tile reads of steps that are not all kept to the lists of these steps. `part`: as in `widen`. */
+static void ask(const struct step *s, const uint32_t *part, const struct place *places, int64_t n_inputs, struct list *needed) {
+  const int64_t *w = s->reads;
+  for (int64_t r = 0; r < s->n_reads; r++, w += 2 + 8 * w[1]) {
+    if (w[0] < n_inputs) continue;
+    const struct step source = step_at(places[w[0] - n_inputs].words);
+    if (source.kept == ALL_KEPT) continue;
+    const struct map *maps = (const struct map *)(w + 2);
+    struct box box = {{0}, {0}};
+    int there = 1;
+    for (int64_t k = 0; k < source.rank; k++) there &= (box.hi[k] = source.dims[k]) > 0;
+    for (int64_t m = 0; m < w[1] && there; m++) {
+      const int64_t axis = maps[m].out_axis;
+      there = axis < s->axes ? back(&maps[m], part[axis], part[AXES + axis], &box) : back(&maps[m], 0, s->dims[axis], &box);
+    }
+    if (there) add(&needed[w[0] - n_inputs], box, source.rank);
   }
 }
 
@@ -190,24 +227,47 @@ static double elements(const struct step *s, const uint32_t *row) {
 /* Tiles of a step, and their elements. */
 struct count { double tiles, all_tiles, work, all_work; };
 
-/* `now`: NULL for changes. */
-static void finish(const struct step *s, uint32_t *part, struct count *count, const struct done *now, const struct done *before) {
-  int64_t at[AXES] = {0}, k = 0;
+/* The part of the tile at a place of a step's grid. */
+static uint32_t *part_at(const struct step *s, uint32_t *parts, const int64_t *at) {
+  int64_t number = 0;
+  for (int64_t k = 0; k < s->axes; k++) number += at[k] * s->cells[k][2];
+  return parts + number * 2 * AXES;
+}
+
+/* Goes on to the next place. Returns 0 behind the last one. */
+static int next_place(const struct step *s, int64_t *at) {
+  int64_t k;
+  for (k = s->axes - 1; k >= 0 && ++at[k] == s->cells[k][0]; k--) at[k] = 0;
+  return k >= 0;
+}
+
+/* The parts of a step as its inputs arrive. `before`: as of `newest`. */
+static void arrive(const struct step *s, uint32_t *parts, struct done now, const struct done *before) {
+  int64_t at[AXES] = {0};
+  do newest(s, part_at(s, parts, at), at, now, before);
+  while (next_place(s, at));
+}
+
+/* Counts the parts of a step. `rounds`: first rounds them. `needed`: gets what they read; NULL where all activations are kept. */
+static void finish(const struct step *s, uint32_t *parts, struct count *count, int rounds, const struct place *places, int64_t n_inputs,
+                   struct list *needed) {
+  int64_t at[AXES] = {0};
   double all = s->work;
-  for (int64_t j = 0; j < s->rank; j++) all *= (double)s->dims[j];
+  for (int64_t k = 0; k < s->rank; k++) all *= (double)s->dims[k];
   count->all_work += all;
-  while (k >= 0) {
-    int64_t number = 0;
-    for (int64_t j = 0; j < s->axes; j++) number += at[j] * s->cells[j][2];
-    uint32_t *row = part + number * 2 * AXES;
-    if (now) newest(s, row, at, *now, before);
-    else widest(s, row, at);
+  do {
+    uint32_t *row = part_at(s, parts, at);
+    if (rounds) widest(s, row, at);
     double n = elements(s, row);
+    if (needed && n > 0) ask(s, row, places, n_inputs, needed);
     count->tiles += n > 0;
     count->all_tiles += 1;
     count->work += n * s->work;
-    for (k = s->axes - 1; k >= 0 && ++at[k] == s->cells[k][0]; k--) at[k] = 0;
-  }
+  } while (next_place(s, at));
+}
+
+static size_t scratch_of(int64_t n_inputs, int64_t n_steps) {
+  return (size_t)(n_inputs + 2 * n_steps) * sizeof(struct list) + (size_t)n_steps * sizeof(struct place);
 }
 
 static int64_t tiles_of(const struct step *s) {
@@ -289,9 +349,10 @@ int FN(reach)(const aspen_call *c) {
   const int arriving = mode == ASPEN_REACH_ARRIVING || mode == ASPEN_REACH_FIRST;
   uint32_t *part = (uint32_t *)out->ptr;
   double *ready = (double *)counts->ptr + sizeof(struct count) / sizeof(double);
-  struct list *lists = (struct list *)c->scratch;
+  struct list *lists = (struct list *)c->scratch, *needed = lists + n_inputs + n_steps;
+  struct place *places = (struct place *)(needed + n_steps);
   struct count count = {0, 0, 0, 0};
-  if (c->scratch_bytes < (size_t)(n_inputs + n_steps) * sizeof *lists) return ASPEN_KERNEL_SCRATCH;
+  if (c->scratch_bytes < scratch_of(n_inputs, n_steps)) return ASPEN_KERNEL_SCRATCH;
   w += 3;
   for (int64_t i = 0; i < n_inputs; i++, words += ASPEN_REACH_WORDS) {
     if (arriving) read_missing(words, w + 1, w[0], &lists[i]);
@@ -300,29 +361,40 @@ int FN(reach)(const aspen_call *c) {
   }
   for (int64_t row = 0; row < out->dims[0]; row++)
     for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
+  int64_t forgets = 0;
   memset(ready, 0, 2 * n_outputs * sizeof *ready);
-  part += 2 * AXES; /* the row of REACH itself */
-  for (int64_t k = 0; k < n_steps; k++) {
+  for (int64_t k = 0, tile = 1; k < n_steps; k++) { /* row 0 is that of REACH itself */
     struct step s = step_at(w);
-    int64_t n = tiles_of(&s), output = k - (n_steps - n_outputs);
     struct list *own = &lists[n_inputs + k];
+    places[k] = (struct place){w, tile};
+    needed[k].n = 0;
+    forgets |= s.kept != ALL_KEPT;
     if (arriving) {
+      const int64_t output = k - (n_steps - n_outputs);
       own->n = 0;
       struct done now = possible(&s, lists, NOW, own), before = possible(&s, lists, BEFORE, own);
-      if (n) finish(&s, part, &count, &now, mode == ASPEN_REACH_FIRST ? NULL : &before);
+      if (tiles_of(&s)) arrive(&s, part + tile * 2 * AXES, now, mode == ASPEN_REACH_FIRST ? NULL : &before);
       if (output >= 0) ready[2 * output] = (double)now.axis, ready[2 * output + 1] = (double)now.end;
     } else {
       follow(&s, lists, own);
-      for (int64_t i = 0; n && i < own->n; i++) widen(&s, &own->box[i], part);
-      if (n) finish(&s, part, &count, NULL, NULL);
     }
-    part += n * 2 * AXES;
+    tile += tiles_of(&s);
     w += w[0];
+  }
+  for (int64_t k = n_steps - 1; k >= 0; k--) {
+    struct step s = step_at(places[k].words);
+    struct list *own = &lists[n_inputs + k];
+    uint32_t *rows = part + places[k].tile * 2 * AXES;
+    if (!tiles_of(&s)) continue;
+    if (s.kept == NONE_KEPT || arriving) own->n = 0;
+    for (int64_t i = 0; i < own->n; i++) widen(&s, &own->box[i], rows);
+    for (int64_t i = 0; i < needed[k].n; i++) widen(&s, &needed[k].box[i], rows);
+    finish(&s, rows, &count, !arriving, places, n_inputs, forgets && !arriving ? needed : NULL);
   }
   memcpy(counts->ptr, &count, sizeof count);
   return ASPEN_KERNEL_OK;
 }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_reach(const aspen_call *c) { return (size_t)(c->params[0] + c->params[1]) * sizeof(struct list); }
+size_t aspen_scratch_reach(const aspen_call *c) { return scratch_of(c->params[0], c->params[1]); }
 #endif

@@ -18,14 +18,14 @@ import numpy as np
 
 import aspen_mp
 from aspen_mp.bench import models
-from aspen_mp.bench.clip import side_of
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.streams.clip import side_of
 
 if TYPE_CHECKING:
     from aspen_mp.client.model import Model
     from aspen_mp.client.streams.model_stream import ModelStream
 
-CASES: Final = ("yolov3@image=1280", "unet@image=1024", "resnet50@image=896")
+CASES: Final = ("yolov3@image=1280,backbone=1", "yolov3@image=1280", "unet@image=1024", "resnet50@image=896")
 PERCENT: Final = (0.0, 0.25, 1.0, 5.0, 20.0, 100.0)
 KINDS: Final = {"bits": True, "values": False}
 """The kinds of stream, with their `same_bits`."""

@@ -1,0 +1,50 @@
+"""Tables of streams: frames of which a part has changed, and noisy pictures of cameras."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from aspen_mp.bench.render import networks
+from aspen_mp.bench.render.markdown import number, table
+from aspen_mp.bench.render.published import Published
+
+
+def changed(item: Published) -> str:
+    rows = []
+    for r in item.record.result:
+        for p in r.parts:
+            cells = [networks.name(r.case), f"{p.percent:g}", number(median(p.whole_ms))]
+            for kind in ("bits", "values"):
+                cells += [number(median(p.stream_ms[kind])), f"{p.speedup(kind):.2f}", _bound(p.bound(kind))]
+            rows.append(cells)
+    kinds = [f"{what}, {kind}" for kind in ("same bits", "rounding differs") for what in ("stream ms", "speedup", "bound")]
+    memory = "; ".join(f"{networks.name(r.case)} {r.bytes['bits'] / 2**20:.0f} MiB" for r in item.record.result)
+    wrong = sum(r.wrong for r in item.record.result)
+    text = f"Shared memory of one stream: {memory}. {wrong} rows ended with other bits than a new stream's first frame has."
+    return table(["network", "changed, %", "whole frame, ms", *kinds], rows) + f"\n\n{text}"
+
+
+def _bound(bound: float | None) -> str:
+    return "nothing runs" if bound is None else f"{bound:.2f}"
+
+
+def cameras(item: Published) -> str:
+    parts = []
+    for r in item.record.result:
+        head = ["what runs", "frames/s", "p50, ms", "p99, ms"]
+        rows = [
+            ["one camera, stream", number(1e3 / median(r.stream_ms)), number(median(r.stream_ms)), ""],
+            ["one camera, whole frames", number(1e3 / median(r.whole_ms)), number(median(r.whole_ms)), ""],
+        ]
+        for fleet in r.fleets:
+            spread = fleet.spread
+            name = f"{r.cameras} cameras, {fleet.engine}"
+            rows.append([name, number(median(fleet.per_s)), number(spread.p50_ms), number(spread.p99_ms)])
+        text = (
+            f"{networks.name(r.case)}: an object that covers {r.scene.share:.2%} of the picture moves, and each pixel has noise with a "
+            f"standard deviation of {r.scene.noise:g}. The tolerance is {r.scene.multiple:g} times the noise. The stream is "
+            f"{r.speedup:.2f} times as fast as whole frames. {r.same:.2%} of the boxes have an intersection over union of 0.95 or more "
+            f"with those of the whole frame, and the least is {r.least:.3f}. A stream has {r.bytes / 2**20:.0f} MiB of shared memory."
+        )
+        parts.append(f"{text}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
