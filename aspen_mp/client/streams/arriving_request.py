@@ -1,4 +1,4 @@
-"""A request whose inputs arrive in pieces. What they allow runs while the rest is on its way.
+"""A request whose inputs arrive in pieces. Parts of the model run while other rows are on their way.
 
 No worker waits for a writer. Each time rows have arrived, and the band before has ended, the client submits an ordinary request, a *band*.
 It runs the elements whose inputs are all there now (docs/protocol/reach.md, "Arriving rows"). So a writer that dies leaves nothing running.
@@ -181,8 +181,8 @@ class ArrivingRequest:
         Args:
             name: The input.
             rows: The rows, whole along all other axes, with the input's dtype. Lists and numbers are converted to it.
-            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. What can run
-                depends on the first row that is missing.
+            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. The first row
+                that is missing decides how much can run.
             axis: Which axis rows are elements of. The first write to an input decides. None: the axis along which it has fewer elements
                 than the input, such as an image's height.
 

@@ -87,8 +87,8 @@ def _reads(words: _Words, dims: Sequence[int], sources: Sequence[Sequence[int]])
 
 
 def _checks(call: Call) -> None:
-    """A step reads inputs and steps before it, and tiles of all steps have a row of the output each, after that of REACH. The last steps are
-    the plan's outputs, without tiles."""
+    """A step reads inputs and steps before it, and tiles of all steps have a row of the output each, after that of REACH. The last steps
+    are the plan's outputs, without tiles."""
     words = _Words(call.params)
     n_inputs, n_steps = words.take("a number of inputs", 0, LIMIT), words.take("a number of steps", 0, LIMIT)
     n_outputs = words.take("a number of outputs", 0, n_steps)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from process_tools import WATCHDOG_S, wait_until
-from test_stream_frames import Net, model
+from streamed_nets import Net, model
 
 import aspen_mp
 from aspen_mp.client.streams import arriving_tensors

@@ -197,7 +197,7 @@ static void widest(const struct step *s, uint32_t *row, const int64_t *at) {
   }
 }
 
-/* What of a step's output can be computed: all before `end` along `axis`; everything where `axis` is -1. */
+/* The elements of a step that can be computed: all before `end` along `axis`; everything where `axis` is -1. */
 struct done { int64_t axis, end; };
 
 /* The part of a tile that can be computed now and could not before. NULL: nothing could. Where the axes differ, some of it was computed
@@ -309,8 +309,8 @@ static void read_missing(const volatile int32_t *in, const int64_t *dims, int64_
   }
 }
 
-/* What can be computed of a step where a box of its output reads what is missing: all before that box, if the box has all the rest.
- * Otherwise nothing. */
+/* The elements of a step that can be computed, where those of a box read what is missing: all before the box, if it has all the rest;
+ * otherwise none. */
 static struct done before_box(const struct step *s, const struct box *missing) {
   const struct done nothing = {0, 0};
   int64_t axis = -1;
@@ -324,7 +324,7 @@ static struct done before_box(const struct step *s, const struct box *missing) {
   return (struct done){axis, missing->lo[axis] / s->cells[axis][1] * s->cells[axis][1]};
 }
 
-/* What can be computed of a step at a time. Everything else of it becomes what its readers miss. */
+/* Finds the elements of a step that can be computed at a time. Its readers miss all others. */
 static struct done possible(const struct step *s, const struct list *lists, int t, struct list *own) {
   struct box missing, out;
   const int64_t *w = s->reads;
