@@ -309,8 +309,8 @@ static void read_missing(const volatile int32_t *in, const int64_t *dims, int64_
   }
 }
 
-/* The elements of a step that can be computed, where those of a box read what is missing: all before the box, if it has all the rest;
- * otherwise none. */
+/* The elements of a step that can be computed, where those of a box read what is missing. They are all before the box, if it has the rest.
+ * Otherwise there are none. */
 static struct done before_box(const struct step *s, const struct box *missing) {
   const struct done nothing = {0, 0};
   int64_t axis = -1;
