@@ -13,6 +13,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.2.0"
 __all__ = [
+    "ArrivingRequest",
     "ExecutionMode",
     "FrameReport",
     "GraphOptimizationLevel",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.runtime import Runtime as Runtime
     from aspen_mp.client.runtime import connect as connect
     from aspen_mp.client.signature import ValueInfo as ValueInfo
+    from aspen_mp.client.streams.arriving_request import ArrivingRequest as ArrivingRequest
     from aspen_mp.client.streams.masks import mask_of_blocks as mask_of_blocks
     from aspen_mp.client.streams.masks import mask_of_motion as mask_of_motion
     from aspen_mp.client.streams.model_stream import FrameReport as FrameReport
@@ -68,6 +70,7 @@ _WHERE = {
     "Runtime": "aspen_mp.client.runtime",
     "connect": "aspen_mp.client.runtime",
     "Model": "aspen_mp.client.model",
+    "ArrivingRequest": "aspen_mp.client.streams.arriving_request",
     "ModelStream": "aspen_mp.client.streams.model_stream",
     "FrameReport": "aspen_mp.client.streams.model_stream",
     "mask_of_blocks": "aspen_mp.client.streams.masks",

@@ -96,10 +96,11 @@ def build_plan(
     else:
         storage, found, machine = _tiled(graph, storage, machine, planning, bucketed is None)
     if options.stream:
-        storage, grids = reach.with_reach(storage, found.grids, options.stream, options.stream_bytes)
+        most = 0 if options.stream == "rows" else options.stream_bytes
+        storage, grids = reach.with_reach(storage, found.grids, options.stream, most)
         found = replace(found, grids=grids)
-        if 0 < options.stream_bytes < storage.request_bytes:
-            limit = f"and its limit is {options.stream_bytes}"
+        if 0 < most < storage.request_bytes:
+            limit = f"and its limit is {most}"
             raise ResourceLimitError(f"a stream of {graph.name!r} needs {storage.request_bytes} bytes of memory at least, {limit}")
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)

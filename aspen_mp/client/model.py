@@ -273,8 +273,8 @@ class Model(Submission):
         return InputBuffers(region, arrays, outputs)
 
     def _blanks(self, shapes: Mapping[str, Sequence[int]] | None, otherwise: str) -> dict[str, Any]:
-        """Arrays without memory for all inputs that are not optional, and those in `shapes`. `otherwise`: what follows where an input is no
-        tensor of numbers."""
+        """Arrays without memory for all inputs that are not optional, and those in `shapes`. `otherwise`: what follows where an input
+        is not a tensor of numbers."""
         given = {
             info.name: info.shape
             for info in self.inputs
@@ -371,7 +371,7 @@ class Model(Submission):
             A request to write to. Use it in a `with` block: leaving it before the end cancels the request.
 
         Raises:
-            RequestError: An input is no tensor of numbers, or has no shape.
+            RequestError: An input is not a tensor of numbers, or has no shape.
             QueueFull: As many requests wait as `max_queued` allows.
             RuntimeLost: The runtime is gone.
             TypeError, ValueError: An argument is none of these.

@@ -55,7 +55,7 @@ def block_for(
 ) -> int:
     """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `bf16`: that way
     may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.cost.accuracy`); it is asked for faster ones only.
-    `by_rows`: inputs arrive by rows. A block waits for all of its own, so few of an image's rows are one block's.
+    `by_rows`: inputs arrive by rows. A block waits for all of its rows, so blocks are small.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is taken to have its share of the memory's bandwidth. So the choice is good for any number of workers, and it must be

@@ -68,8 +68,8 @@ static inline void aspen_note_end(struct aspen_station *s, struct aspen_instance
   if (!error) aspen_note_alone(s, i, ran);
 }
 
-/* The word `request_kept` of a region whose activations can be trusted. It is odd, and the values that clients write are even: 0 for a request
- * to run whole, ASPEN_REACH_TOLD. */
+/* The word `request_kept` of a region whose activations can be trusted. It is odd. Clients write even ones: 0 for a request to run whole,
+ * ASPEN_REACH_TOLD. */
 static inline uint32_t aspen_trust_word(const struct aspen_control *c) { return 2 * aspen_load_relaxed(&c->signals.faults) + 1; }
 
 /* Notes that activations in a request's region are trusted from now on: all have been computed anew, or those that REACH was told of. */

@@ -90,7 +90,7 @@ enum aspen_role {
   F(uint32_t, memory_cores, 1)    /* … of which so many cores leave others nothing; 0: any number does */                          \
   F(uint32_t, n_parts, 1)         /* tiles, from the first on, of which a request may run a part (docs/protocol/reach.md) */        \
   F(uint64_t, arena_parts, 1)     /* u32 parts[n_parts][2 * ASPEN_TILE_AXES]: what REACH found; 0: requests run all tiles whole */ \
-  F(uint64_t, request_kept, 1)    /* u32 in the request's region: aspen_trust_word() if activations there are whole; 0: no word */ \
+  F(uint64_t, request_kept, 1)    /* u32 in the request's region: aspen_trust_word() if activations there are trusted; 0: no word */ \
   F(uint64_t, reserved1, 1)
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \

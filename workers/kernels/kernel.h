@@ -411,7 +411,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *
  * REACH: out[tiles, 12], u32: the part of each tile that runs (movement/reach.c). Row 0 is that of REACH itself.
  * - out 1: f64 [1, 4 + 2 outputs]: tiles that run, all tiles, operations of what runs, all operations.
- *   Then follow, for each output of the plan, an axis and how many elements along it are computed. Axis -1: all are. 0 where nothing arrives.
+ *   Then follow, for each output of the plan, an axis and the elements along it that are computed. Axis -1: all are. 0: nothing arrives.
  * - in changes: i32 [inputs, ASPEN_REACH_WORDS].
  * - params: a program (planner/ops/streams/reach.py).
  */

@@ -1,4 +1,4 @@
-"""A request whose inputs arrive in pieces. What they allow runs while the rest is on its way.
+"""A request whose inputs arrive in pieces. Parts of the model run while other rows are on their way.
 
 No worker waits for a writer. Each time rows have arrived, and the band before has ended, the client submits an ordinary request, a *band*.
 It runs the elements whose inputs are all there now (docs/protocol/reach.md, "Arriving rows"). So a writer that dies leaves nothing running.
@@ -22,6 +22,7 @@ from aspen_mp.client.streams.changed_inputs import trust_word
 from aspen_mp.client.streams.model_stream import Streamed
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.system import clock, processes, threads
 
@@ -79,7 +80,7 @@ class ArrivingRequest:
         self._elsewhere = False  # then it is an ordinary request
         self._handed_over = False
         self._lost: RuntimeLost | None = None
-        self._stale = self._moving = False  # the plan has gone; a writer looks for another one
+        self._moving = False  # the plan has gone; a thread looks for another one
         left = int(self._urgency.left() * 1e9) if self._urgency.due_ns else 0
         self._band_urgency = Urgency(self._urgency.level, left, True)  # the future drops what is late
         self._outputs: dict[str, ArrivingOutput] = {}
@@ -140,14 +141,14 @@ class ArrivingRequest:
             return stage if stage is not None and stage.plain and all(one in there for one in self._wanted) else None
 
     def _move(self) -> None:
-        """The plan has gone: begin again with the one in its place. A writer calls this, who may wait for the planner process."""
+        """The plan has gone: begin again with the one in its place. A thread of its own waits for the planner process."""
         with self._changed:
-            if not self._stale or self._copying or self._handed_over or self.future.done():
-                return  # the last one of several writers sees to it
+            self._changed.wait_for(lambda: not self._copying and self._running is None)  # writers that come now wait
             self._copying += 1
-            self._moving = True
         old, region = self._stage, self._region
         try:
+            if self.future.done():
+                return
             stage = self._plan(None)
             if stage is not None:
                 self._attach(stage)
@@ -156,12 +157,15 @@ class ArrivingRequest:
                 if old is not None and region is not None:
                     old.end(region)
             self._elsewhere |= stage is None
+        except BaseException as error:
+            self.future.fail(error)
         finally:
             with self._changed:
                 self._copying -= 1
-                self._moving = self._stale = False
+                self._moving = False
                 self._bands = 0
                 self._changed.notify_all()
+            self._go_on()
 
     def __enter__(self) -> ArrivingRequest:
         return self
@@ -181,8 +185,8 @@ class ArrivingRequest:
         Args:
             name: The input.
             rows: The rows, whole along all other axes, with the input's dtype. Lists and numbers are converted to it.
-            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. What can run
-                depends on the first row that is missing.
+            at: The first row's number. None: the one behind those of the last write. Rows come in any order, each once. The first row
+                that is missing decides how much can run.
             axis: Which axis rows are elements of. The first write to an input decides. None: the axis along which it has fewer elements
                 than the input, such as an image's height.
 
@@ -207,11 +211,13 @@ class ArrivingRequest:
         finally:
             with self._changed:
                 self._copying -= 1
+                if self._moving:
+                    self._changed.notify_all()
                 if copied:
                     one.arrive(span)
                 else:
                     one.give_up(span)
-            self._go_on(moves=True)
+            self._go_on()
 
     def _check_open(self) -> None:
         if not self.future.done():
@@ -296,21 +302,19 @@ class ArrivingRequest:
 
     # ---- bands
 
-    def _go_on(self, *, moves: bool = False) -> None:
-        """Start what the rows that are there allow, and give back what is not needed. `moves`: there may be another plan."""
+    def _go_on(self) -> None:
+        """Start what the rows that are there allow, and give back what is not needed."""
         if self.future.done():
             self._let_go()
             return
         try:
-            if self._stale and moves:
-                self._move()
             with self._changed:
                 complete = all(one.complete for one in self._inputs.values())
-                apart = self._elsewhere or self._stale
                 due = complete or (not self._at_end and any(one.due for one in self._planned))
-                if due and not apart and self._running is None and not self.future.done():
+                waits = self._elsewhere or self._moving or self._running is not None or self.future.done()
+                if due and not waits:
                     self._submit(complete)
-                over = apart and complete and not self._handed_over and not self._moving
+                over = self._elsewhere and complete and not self._handed_over
                 self._handed_over |= over
             if over:
                 self._hand_over()
@@ -349,6 +353,8 @@ class ArrivingRequest:
             one.tell(bounds, _FIRST if first else _ARRIVING)
         if first:
             self._trust[...] = 0 if complete else _TOLD
+        elif self._trust[0] == _TOLD:  # a worker died before it could say that the first band has ended
+            self._trust[...] = 0
         self._last = complete
         self._running = waiting = stage.request_in(region, self._band_urgency, self._ended)
         try:
@@ -375,6 +381,7 @@ class ArrivingRequest:
                 found = [(one, one.take(*ready[k])) for one, k in self._places]
         except BaseException as error:
             failed = error
+        over = failed is not None and not self.future.done() and not self._survives(failed)
         with self._changed:
             self._running = None
             self._bands += 1
@@ -382,7 +389,7 @@ class ArrivingRequest:
                 one.axis, one.rows, one.whole = axis, rows, whole
             self._changed.notify_all()
         if failed is not None:
-            if not self.future.done() and not self._survives(failed):
+            if over:
                 self._fail(failed)
         elif self._last:
             self.future.finish({name: one.array for name, one in self._outputs.items()})
@@ -397,9 +404,10 @@ class ArrivingRequest:
                 return False
             self._elsewhere, self._lost = True, error
         elif isinstance(error, Stale):
-            self._stale = True
             if self._stage is not None:
                 self._tree.stale(self._stage)
+            self._moving = True
+            start_thread(threads.Thread(target=self._move, name="aspen-mp arriving", daemon=True))
         elif isinstance(error, Short):
             self._elsewhere = True
         elif isinstance(error, RequestError) and not isinstance(error, _ENDS) and not self._last:

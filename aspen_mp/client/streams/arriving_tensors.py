@@ -50,7 +50,7 @@ class ArrivingInput:
         return more >= max(LEAST_ROWS, self.length // BANDS) or (more > 0 and self.complete)
 
     def missing(self) -> str:
-        """What is not there yet, for a message."""
+        """A message that says which rows are missing."""
         n = int(self.length - self._arrived.sum())
         return f"{self._where} lacks {n} of {self.length} rows (axis {self.axis}), the first at {self.first_missing}"
 

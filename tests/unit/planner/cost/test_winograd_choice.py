@@ -129,3 +129,13 @@ def test_chunks_are_the_kernel_s(kernel: tuple[int, int, int], channels: int, ou
         u = np.zeros((1, 1, 1, 1), np.float32)
         p = [1, rows, columns, stride, stride, 1, 1, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, side, 1, 1, 1, 0]
         assert _kernels.scratch("WINO", [out, x, u], p, [0] * 4, shape) == wanted
+
+
+@pytest.mark.parametrize(("size", "most"), [(20, 2), (144, 3), (300, 6)])
+def test_blocks_of_few_rows_where_inputs_arrive_by_rows(size: int, most: int) -> None:
+    """A block waits for all of its rows."""
+    shape = (1, 128, size, size)
+    assert 0 < block_for(shape, shape, by_rows=True) <= most
+    assert block_for(shape, shape) > 3
+    flat = (1, 192, 17, 17)
+    assert block_for(flat, flat, (1, 7), by_rows=True) == block_for(flat, flat, (1, 7))

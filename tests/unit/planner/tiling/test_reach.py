@@ -168,7 +168,7 @@ class Arrival:
 
 
 def ready(counts: Array, k: int, value: Array) -> Array:
-    """What REACH says is computed of an output."""
+    """The part of an output that REACH calls computed."""
     axis, rows = (int(word) for word in counts.ravel()[reach_op.COUNTS + 2 * k :][:2])
     return value if axis < 0 else value.reshape(value.shape or (1,))[(slice(None),) * axis + (slice(0, rows),)]
 
