@@ -642,8 +642,8 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
     """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
 
     "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here.
-    In a plan that keeps activations nobody writes what an earlier op has touched in the request's region, which the next request needs,
-    nor what REACH wrote, which all tiles need."""
+    In a plan that keeps activations, no op writes what an earlier one has touched in the request's region: the next request needs it. No
+    op writes over the parts of tiles."""
     spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
     kept = int(s.header["request_kept"])
     if kept:
