@@ -111,7 +111,7 @@ static struct step step_at(const int64_t *w) {
 /* Where the words of a step are, and its first tile. */
 struct place { const int64_t *words; int64_t tile; };
 
-/* What parts of later steps read of each step, as far as that is not kept. */
+/* Lists for what is read of each step by parts of later ones, as far as that is not kept. */
 struct needs { const struct place *places; int64_t n_inputs; struct list *needed; };
 
 /* The box of a step's output that a box of a source reaches by a read. Returns 0 where it reaches nothing. */
@@ -200,7 +200,7 @@ static void widest(const struct step *s, uint32_t *row, const int64_t *at) {
   }
 }
 
-/* What of a step's output can be computed: all before `end` along `axis`; everything where `axis` is -1. */
+/* The part of a step's output that can be computed: all before `end` along `axis`; everything where `axis` is -1. */
 struct done { int64_t axis, end; };
 
 /* The part of a tile that can be computed now and could not before. NULL: nothing could. Where the axes differ, some of it was computed
@@ -295,8 +295,8 @@ static void read_missing(const volatile int32_t *in, const int64_t *dims, int64_
   }
 }
 
-/* What can be computed of a step where a box of its output reads what is missing: all before that box, if the box has all the rest.
- * Otherwise nothing. */
+/* The part of a step that can be computed, where a box of its output reads what is missing. It is all before that box, if the box has all
+ * the rest. Otherwise it is nothing. */
 static struct done before_box(const struct step *s, const struct box *missing) {
   const struct done nothing = {0, 0};
   int64_t axis = -1;
@@ -310,7 +310,7 @@ static struct done before_box(const struct step *s, const struct box *missing) {
   return (struct done){axis, missing->lo[axis] / s->cells[axis][1] * s->cells[axis][1]};
 }
 
-/* What can be computed of a step at a time. Everything else of it becomes what its readers miss. */
+/* The part of a step that can be computed at a time. Everything else of it becomes what its readers miss. */
 static struct done possible(const struct step *s, const struct list *lists, int t, struct list *own) {
   struct box missing, out;
   const int64_t *w = s->reads;
