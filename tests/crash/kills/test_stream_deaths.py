@@ -157,11 +157,12 @@ def test_a_fault_between_frames() -> None:
             for told in ([], None, "rows"):
                 assert bits(stream.run({"x": x})) == want
                 assert bits(stream.run({"x": x}, [])) == want
-                deaths = runtime.status()["recovery"]["worker_deaths"]
-                kill_worker(runtime, signal.SIGSEGV)
-                wait_until(lambda before=deaths: runtime.status()["recovery"]["worker_deaths"] > before, "the death to be seen")
-                region = stream._region
+                stage, region = stream._stage, stream._region
+                assert stage is not None
                 assert region is not None
+                faults = stage.faults()
+                kill_worker(runtime, signal.SIGSEGV)
+                wait_until(lambda at=stage, before=faults: at.faults() > before, "the recovery")
                 for view in (*region.inputs[:-1], *region.outputs):  # what that worker wrote
                     view[...] = 7
                 changed: object = told
