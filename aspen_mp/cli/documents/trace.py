@@ -85,3 +85,4 @@ class Trace(Document):
     events_written: int | UnsetType = UNSET
     file: str | UnsetType = UNSET
     png: str | UnsetType = UNSET
+    tiles: str | UnsetType = UNSET
