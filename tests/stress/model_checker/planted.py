@@ -770,8 +770,8 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "trusts activations of before a fault",
             "claim.h",
-            "r->offset + at)) != aspen_trust_word(s->control);",
-            "r->offset + at)) == 0;",
+            "word != aspen_trust_word(s->control) && word != ASPEN_REACH_TOLD;",
+            "word == 0;",
             "stream workers=1 deaths=1 scribbles",
         ),
         (

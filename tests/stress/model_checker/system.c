@@ -352,7 +352,7 @@ static void track_all(void) {
     remember(&chief, sizeof chief, "what the planner process knows");
     ignore(&control.signals.roster, 8);
     if (it.graph == STREAM) track(&control.signals.preempt_ns, 8, "faults"), track(&client.faults, 8, "faults, as the client sees them");
-    else ignore(&client.faults, 8);
+    else ignore(&control.signals.preempt_ns, 8), ignore(&client.faults, 8); /* nobody looks at faults */
   }
   if (it.announces || it.maps || it.drops || it.dies) track(&control.signals.epoch, 8, "epoch and attach_seq");
   track(&control.idle, 8, "idle counts");
