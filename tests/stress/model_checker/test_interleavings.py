@@ -45,11 +45,9 @@ CLASSES = ["beside classes workers=1 deaths=2", "beside classes impatient worker
 HINTS = ["beside hints workers=1 deaths=2", "beside nonsense workers=1 deaths=2"]
 CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
 HINTS_LONG = ["beside hints settled"]
-STREAMS = [
-    *("stream settled", "stream workers=1 deaths=2 scribbles", "stream-three workers=1 deaths=1 scribbles"),
-    *("stream-still workers=1 deaths=1 scribbles", "stream-cancel workers=1 deaths=1 scribbles"),
-]
+STREAMS = ["stream settled", "stream workers=1 deaths=1 scribbles", "stream-still workers=1 deaths=1 scribbles"]
 STREAMS_LONG = [
+    *("stream workers=1 deaths=2 scribbles", "stream-three workers=1 deaths=1 scribbles", "stream-cancel workers=1 deaths=1 scribbles"),
     *("stream", "stream-still", "stream-cancel settled", "stream-cancel workers=1 deaths=2 scribbles"),
     *("stream settled lone deaths=1,1 scribbles", "stream-still settled lone deaths=1,1 scribbles"),
 ]
@@ -85,7 +83,7 @@ DEATHS_LONG = [
 ]
 LONGEST = LONGER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG + STREAMS_LONG
 COMPARED = [
-    "stream workers=1 deaths=1 scribbles",
+    *(["stream workers=1 deaths=1 scribbles"] if LONG else []),
     "chain settled lone deaths=1,0",
     "diamond workers=1 deaths=2",
     "cancel workers=1 deaths=1",

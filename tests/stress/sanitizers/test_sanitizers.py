@@ -23,6 +23,7 @@ from folders import ROOT, TESTS
 from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS, UNARY
 from aspen_mp.workers import _kernels
 
+pytestmark = pytest.mark.xdist_group("sanitizers")  # compiled once, which takes minutes
 CC = os.environ.get("CC", "cc")
 FLAGS = "-std=gnu11 -O1 -g1 -w -fno-omit-frame-pointer -ffp-contract=off -fno-math-errno -DASPEN_LAYOUT_HASH=1"
 FLAGS += " -fsanitize=address,undefined -fno-sanitize-recover=all"
