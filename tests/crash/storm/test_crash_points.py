@@ -51,13 +51,16 @@ def test_two_points_at_once(points: Path, seed: int) -> None:
 
 
 def test_planted_faults_are_found(tmp_path: Path) -> None:
-    """Faults in recovery, in stopping the world, and in memory plans; each is found within seconds."""
+    """Faults in recovery, in stopping the world, and in memory plans; each is found within seconds. The quick tier looks for every other
+    one, and plants all."""
 
     def check(number: int) -> str:
         fault: Fault = FAULTS[number]
         folder = cbuild.sources(tmp_path / str(number), small=False)
         for name, old, new in fault.changes:
             cbuild.replace(folder / name, old, new)
+        if number % 2 and not LONG:
+            return ""
         program, *arguments = fault.command.split()
         code, output = run(cbuild.build_storm(folder, program, "-O1"), *arguments)
         found = re.search(fault.sign, output) or code < 0  # a fault may well bring the planner process down
