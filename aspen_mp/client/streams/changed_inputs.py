@@ -35,12 +35,15 @@ Changed = Array | Sequence[Box]
 class ChangedInput:
     """One input of a plan that keeps activations."""
 
-    def __init__(self, slot: protocol.Slot, kept: Array, bounds: npt.NDArray[np.int32], tolerance: Tolerance = EXACT) -> None:
-        """`kept`: the input in the request's region. `bounds`: where the boxes of what changed go, as REACH reads them."""
+    def __init__(
+        self, slot: protocol.Slot, kept: Array, bounds: npt.NDArray[np.int32], tolerance: Tolerance = EXACT, noise: InputNoise | None = None
+    ) -> None:
+        """`kept`: the input in the request's region. `bounds`: where the boxes of what changed go, as REACH reads them. `noise`: what has been
+        learned of the input's noise before."""
         self.name = slot.name
         self._tol = tolerance.of(slot.name) if applies(slot.dtype) else 0.0
         self._multiple = tolerance.noise if applies(slot.dtype) else 0.0
-        self._noise = InputNoise()
+        self._noise = InputNoise() if noise is None else noise
         self._shape = tuple(slot.shape)
         self._object = slot.dtype == "object"
         self._kept = kept

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
 from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share, trust_word
-from aspen_mp.client.streams.tolerance import EXACT, Tolerance, distance
+from aspen_mp.client.streams.tolerance import EXACT, InputNoise, Tolerance, distance
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
 from aspen_mp.system import clock, processes, threads
@@ -89,6 +89,7 @@ class ModelStream:
         self._region: Region | None = None
         self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
         self._inputs: list[ChangedInput] = []
+        self._noises: dict[str, InputNoise] = {}  # by input: another plan changes nothing of it
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
         self._faults = 0  # of workers, as the last frame found them
@@ -429,9 +430,10 @@ class ModelStream:
         bounds = region.inputs[-1]
         *slots, changes = stage.planned.inputs
         self._trust = trust_word(region.span.buffer, region.span.offset, changes)
-        self._inputs = [
-            ChangedInput(slot, view, bounds[k], self._tolerance) for k, (slot, view) in enumerate(zip(slots, region.inputs, strict=False))
-        ]
+        self._inputs = []
+        for slot, view, boxes in zip(slots, region.inputs, bounds, strict=False):
+            noise = self._noises.setdefault(slot.name, InputNoise())
+            self._inputs.append(ChangedInput(slot, view, boxes, self._tolerance, noise))
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 
     def _let_go(self) -> None:
