@@ -38,8 +38,8 @@ class ChangedInput:
     def __init__(
         self, slot: protocol.Slot, kept: Array, bounds: npt.NDArray[np.int32], tolerance: Tolerance = EXACT, noise: InputNoise | None = None
     ) -> None:
-        """`kept`: the input in the request's region. `bounds`: where the boxes of what changed go, as REACH reads them. `noise`: what has been
-        learned of the input's noise before."""
+        """`kept`: the input in the request's region. `bounds`: where the boxes of what changed go, as REACH reads them. `noise`: what the
+        stream has learned of the input's noise."""
         self.name = slot.name
         self._tol = tolerance.of(slot.name) if applies(slot.dtype) else 0.0
         self._multiple = tolerance.noise if applies(slot.dtype) else 0.0
