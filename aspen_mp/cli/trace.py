@@ -37,7 +37,7 @@ def trace(
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the timeline in this file. Needs matplotlib.")] = None,
     tiles: Annotated[
         Path | None,
-        typer.Option("--tiles", metavar="FILE", help="Draw the tiles of the last request that ran in this file. Needs matplotlib."),
+        typer.Option("--tiles", metavar="FILE", help="Draw in this file which tiles of the last request ran. Needs matplotlib."),
     ] = None,
     changed: Annotated[
         float | None,
@@ -46,7 +46,7 @@ def trace(
             min=0.0,
             max=100.0,
             metavar="PERCENT",
-            help="Run frames of a stream. In each, one square of the first input has changed, with this share of its area.",
+            help="Run frames of a stream. In each, one square of the largest input has changed, with this share of its area.",
         ),
     ] = None,
     inputs: Annotated[
@@ -142,27 +142,30 @@ def _requests(model: Model, feeds: dict[str, Any], repeat: int, concurrency: int
 
 
 def _frames(model: Model, feeds: dict[str, Any], repeat: int, share: float, recorded: Trace) -> None:
-    """Run frames of a stream, after a first one that is not recorded. Each has another square of the first input replaced."""
+    """Run frames of a stream, after a first one that is not recorded. Each differs from the one before in one square of the largest
+    input."""
     import numpy as np
 
     from aspen_mp.client.streams.changed_inputs import image_axes
 
     rng = np.random.default_rng(0)
-    name, value = next(iter(feeds.items()))
-    down, across = image_axes(value.shape)
+    numbers = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" and value.ndim}
+    largest = max(numbers, key=lambda name: numbers[name].size, default=None)
+    if largest is None or not numbers[largest].size:
+        raise typer.BadParameter("the model has no input of numbers of which a part could change", param_hint="--changed")
+    frame = np.array(numbers[largest])
     with model.stream(same_bits=False) as stream:
-        stream.run(feeds)
+        stream.run({**feeds, largest: frame})
         with recorded:
             for _ in range(repeat):
-                frame = np.array(value)
-                sides = {axis: max(1, round(value.shape[axis] * share**0.5)) for axis in (down, across)}
-                place = [slice(None)] * value.ndim
-                for axis, side in sides.items():
-                    begin = int(rng.integers(value.shape[axis] - side, endpoint=True))
+                place = [slice(None)] * frame.ndim
+                for axis in dict.fromkeys(image_axes(frame.shape)):
+                    side = round(frame.shape[axis] * share**0.5)
+                    begin = int(rng.integers(frame.shape[axis] - side, endpoint=True))
                     place[axis] = slice(begin, begin + side)
                 part = frame[tuple(place)]
-                part[...] = rng.permutation(part.reshape(-1)).reshape(part.shape) if part.dtype.kind not in "fc" else 1 - part
-                stream.run({**feeds, name: frame})
+                part[...] = 1 - part if part.dtype.kind == "f" else rng.permutation(part.reshape(-1)).reshape(part.shape)
+                stream.run({**feeds, largest: frame})
 
 
 def _watch(runtime: Runtime, seconds: float | None, records: int, *, quiet: bool) -> Trace:

@@ -1,12 +1,12 @@
 """Frames of which a part has changed: `aspen-mp bench stream`.
 
 One square at a random place gets new pixels. A stream runs the frame, and then the model runs it whole by its ordinary plan. They take
-turns in one process. Both kinds of stream are measured: `bits` gives the bits of the whole frame, `values` lets rounding errors differ.
+turns in one process. Results are fresh arrays, as they are by default. Both kinds of stream are measured: `bits` gives the bits of the
+whole frame, `values` lets rounding errors differ.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -111,9 +111,8 @@ def _round(
     model: Model, streams: dict[str, ModelStream], feeds: dict[str, Any], part: Part, works: dict[str, list[float]], *, counts: bool
 ) -> None:
     whole = _timed(lambda: model.run(feeds))
-    how = {"copy": False} if "copy" in inspect.signature(next(iter(streams.values())).run).parameters else {}
     for kind, stream in streams.items():
-        took = _timed(lambda stream=stream: stream.run(feeds, **how))  # type: ignore[misc]
+        took = _timed(lambda stream=stream: stream.run(feeds))  # type: ignore[misc]
         if counts:
             part.stream_ms[kind].append(took)
             works[kind].append(stream.last.work if stream.last is not None else 1.0)

@@ -89,7 +89,7 @@ class ModelStream:
         self._region: Region | None = None
         self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
         self._inputs: list[ChangedInput] = []
-        self._noises: dict[str, InputNoise] = {}  # by input: another plan changes nothing of it
+        self._noises: dict[tuple[str, tuple[int, ...]], InputNoise] = {}  # by input and shape, whatever the plan
         self._sizes: dict[str, int] = {}
         self._valid = False  # the region holds all that the last frame computed
         self._faults = 0  # of workers, as the last frame found them
@@ -432,7 +432,7 @@ class ModelStream:
         self._trust = trust_word(region.span.buffer, region.span.offset, changes)
         self._inputs = []
         for slot, view, boxes in zip(slots, region.inputs, bounds, strict=False):
-            noise = self._noises.setdefault(slot.name, InputNoise())
+            noise = self._noises.setdefault((slot.name, tuple(slot.shape)), InputNoise())
             self._inputs.append(ChangedInput(slot, view, boxes, self._tolerance, noise))
         self._sizes = {slot.name: int(view.size) for slot, view in zip(slots, region.inputs, strict=False)}
 

@@ -12,7 +12,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SIDE = 48
 
 
-def pictures(height: int = SIDE, width: int = SIDE, *, gain: bool = False) -> onnx.ModelProto:
+def pictures(height: int | str = SIDE, width: int | str = SIDE, *, gain: bool = False) -> onnx.ModelProto:
     """Two convolutions: x is f32 [1, 3, height, width], y is f32 [1, 4, height, width]. `gain`: y is multiplied by an input f32 [1]."""
     rng = np.random.default_rng(0)
     stored = [
