@@ -160,7 +160,7 @@ def _frames(model: Model, feeds: dict[str, Any], repeat: int, share: float, reco
             for _ in range(repeat):
                 place = [slice(None)] * frame.ndim
                 for axis in dict.fromkeys(image_axes(frame.shape)):
-                    side = round(frame.shape[axis] * share**0.5)
+                    side = max(round(frame.shape[axis] * share**0.5), share > 0)
                     begin = int(rng.integers(frame.shape[axis] - side, endpoint=True))
                     place[axis] = slice(begin, begin + side)
                 part = frame[tuple(place)]
