@@ -38,6 +38,7 @@ from aspen_mp.planner.tiling.joins import Edges, finish
 from aspen_mp.planner.tiling.policy import choose_grids
 from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks, memory_depths
 from aspen_mp.planner.tiling.search import Found, latency, search
+from aspen_mp.planner.tiling.thresholds import with_thresholds
 from aspen_mp.shm.errors import ResourceLimitError, TooLarge, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
@@ -84,6 +85,7 @@ def build_plan(
     """
     options = options or PlanOptions()
     progress.at("storage")
+    graph = with_thresholds(graph) if options.stream == "near" else graph
     storage = assign_storage(graph) if bucketed is None else bucketed.storages[bucketed.bucket.most]
     budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
@@ -104,8 +106,7 @@ def build_plan(
             raise ResourceLimitError(f"a stream of {graph.name!r} needs {storage.request_bytes} bytes of memory at least, {limit}")
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
-    if options.stream:
-        stay(lives, storage.refs[storage.steps[0].output].buffer)  # each tile looks there for its part
+    stay(lives, storage.refs[storage.steps[0].output].buffer if options.stream else None)  # each tile looks there for its part
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
     if options.sized is not None:
@@ -118,9 +119,9 @@ def build_plan(
     if bucketed is not None and not between:
         bucketed.cover(tile_graph, grids)
     parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
-    if options.stream:
-        parents, children = reach.first_edges(parents, children, tile_graph.op_tiles)
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
+    if options.stream:
+        parents, children = reach.first_edges(storage, tile_graph.base, origin, parents, children)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     # With barriers the tiles are the same as without, and the predictions are not of this plan: see `Experiment`.
     noted = replace(options, metadata={**options.metadata, **_shared(planning, machine), **({} if between else _noted(found))})

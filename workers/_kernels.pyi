@@ -31,6 +31,7 @@ def call(
     isa: str | None = None,
     scratch_bytes: int | None = None,
     apart: bool = False,
+    part: bool = False,
 ) -> int:
     """Run a kernel on one tile and return its `enum aspen_kernel_error` (0: success).
 
@@ -40,6 +41,7 @@ def call(
     ValueError: unknown kernel or instruction set, or counts that do not fit the kernel. `scratch_bytes`: of scratch memory, instead of what
     the kernel asks for.
     `apart`: as on a worker whose core shares no cache with others (`aspen_call.apart`).
+    `part`: as for a part of a tile in a plan that keeps activations (`aspen_call.part`).
     """
 
 def time_tiles(

@@ -30,7 +30,7 @@ cdef extern from "kernel.h" nogil:
         int64_t hi[8]
         void *scratch
         size_t scratch_bytes
-        int apart, again
+        int apart, again, part
     ctypedef int (*aspen_kernel_fn)(const aspen_call *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
@@ -162,7 +162,7 @@ cdef char *_scratch(Frame *f, size_t nbytes, kernel) except? NULL:
     return memory
 
 
-def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False):
+def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False, part=False):
     cdef Frame f
     cdef int which = _default() if isa is None else _isa.find(isa)
     row = _fill(&f, kernel, args, params, lo, hi)
@@ -172,6 +172,7 @@ def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False
     cdef char *memory = _scratch(&f, aspen_kernel_scratch(row.code, &f.call) if scratch_bytes is None else scratch_bytes, kernel)
     cdef int error
     f.call.apart = bool(apart)
+    f.call.part = bool(part)
     with nogil:
         error = fn(&f.call)
     free(memory)

@@ -84,6 +84,7 @@ def run(
     stream: of_frames.StreamOption = None,
     tol: of_frames.TolOption = None,
     noise: of_frames.NoiseOption = 0.0,
+    layer_tol: of_frames.LayerTolOption = 0.0,
     refresh: of_frames.RefreshOption = 0,
     same_bits: of_frames.SameBitsOption = None,
     stream_memory: of_frames.MemoryOption = None,
@@ -100,7 +101,7 @@ def run(
         raise typer.BadParameter(
             "a running runtime has its own workers and profile. Leave out --name, or --workers and --profile", param_hint="--name"
         )
-    told = of_frames.how(tol, noise, refresh, same_bits, stream_memory)
+    told = of_frames.how(tol, noise, layer_tol, refresh, same_bits, stream_memory)
     of_frames.check_options(stream, told, {"--random": random, "--check": check, "--shape": bool(shape)})
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "accuracy": sources.accuracy(accuracy)}

@@ -305,6 +305,7 @@ class Model(Submission):
         tol: float | Mapping[str, float] = 0.0,
         *,
         noise: float = 0.0,
+        layer_tol: float = 0.0,
         refresh: int = 0,
         same_bits: bool | None = None,
         memory: int | None = None,
@@ -320,6 +321,9 @@ class Model(Submission):
                 applies to float32, float64 and integers of 8 and 16 bits; elements of other types always count when they differ.
             noise: The tolerance as a multiple of the standard deviation of the input's noise, which the stream estimates over the second to
                 the ninth frame. A frame has millions of elements, so 8 is a good choice. The larger one of both tolerances counts.
+            layer_tol: The same as `tol` for activations inside the network, as a share of the activation's range in the last frame that ran
+                whole. A change that has become as small as that is not followed further. It applies to float32 activations of networks for
+                pictures.
             refresh: Every `refresh`-th frame runs whole, after it has run as the others do. Both results are compared
                 (`FrameReport.error`), and the whole one is returned. 0: no frame does.
             same_bits: True: results have the bits that a run of the whole frame has, whatever has changed before. False: results may differ
@@ -336,9 +340,11 @@ class Model(Submission):
         from aspen_mp.client.streams.tolerance import checked
 
         self._check_there()
-        tolerance = checked(tol, noise, refresh)
+        tolerance = checked(tol, noise, layer_tol, refresh)
         self.check_names(tolerance.names())
         same = tolerance.exact if same_bits is None else arguments.flag("same_bits", same_bits)
+        if same and tolerance.layer_tol:
+            raise ValueError("same_bits=True does not go with layer_tol: results are near those of a whole frame. Leave out one of them")
         most = 0 if memory is None else arguments.whole("memory", memory, 1)
         return ModelStream(self, same_bits=same, tolerance=tolerance, memory=most)
 

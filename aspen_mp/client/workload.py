@@ -35,7 +35,7 @@ Objective = Literal["latency", "throughput"]
 OBJECTIVES: Final = ("latency", "throughput")
 IN_FLIGHT: Final = {"latency": 1, "throughput": 2}
 """Requests of a pipeline that run at a time: a second one fills what the first one leaves idle, and delays it."""
-STREAMED: Final = ("tol", "noise", "refresh", "same_bits", "memory")
+STREAMED: Final = ("tol", "noise", "layer_tol", "refresh", "same_bits", "memory")
 """Arguments of `Model.stream`."""
 USERS_S: Final = 2.0
 """Seconds that `Workload.stop` gives a call of `feeds` or `on_result` to return."""
@@ -585,7 +585,7 @@ def _streamed(stream: bool | Mapping[str, Any]) -> dict[str, Any] | None:
         raise TypeError(f"stream must be True, False or a dict of arguments of Model.stream, not {type(stream).__name__}")
     if strange := [name for name in stream if name not in STREAMED]:
         raise ValueError(f"stream has {strange[0]!r}, which Model.stream does not take. It takes {', '.join(STREAMED)}")
-    checked(stream.get("tol", 0.0), stream.get("noise", 0.0), stream.get("refresh", 0))
+    checked(**{name: value for name, value in stream.items() if name not in ("same_bits", "memory")})
     return dict(stream)
 
 

@@ -11,9 +11,9 @@ MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 MOST_IN_FLIGHT = 1024
 """Requests at a time that tiles may be cut for."""
-Keeping = Literal["", "bits", "values", "rows"]
+Keeping = Literal["", "bits", "values", "near", "rows"]
 """The purpose of kept activations: none, streams whose results have the bits of whole runs, or streams that recompute what exact arithmetic
-would change. "rows" is "bits" for requests whose inputs arrive by rows."""
+would change. "near" is "values" with thresholds, where small changes end. "rows" is "bits" for requests whose inputs arrive by rows."""
 Objective = Literal["latency", "throughput"]
 """The aim of a model's tiles and instances: that one request ends soon, or that many are done in a time."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("latency", "throughput")

@@ -172,7 +172,7 @@ def last_of(*axes: int) -> Callable[[Node], Axes]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
     """All that the planner knows of a kernel. `inputs`, `params`: in the kernel's order, see `workers/kernels/kernel.h`. `outputs`: how
-    many; 0: any number.
+    many; 0: any number. `partial`: a part of a tile gives all outputs that a request needs which runs parts only.
 
     `region`: which part of an input a part of the output needs. `values`: the same for what exact arithmetic would need, where rounding
     errors depend on more; None: as `region`. `checks`: raises `Misfit` unless a call stays within its operands; None
@@ -190,6 +190,7 @@ class OpSpec:
     inputs: tuple[Input, ...] = ()
     params: tuple[Param, ...] = ()
     outputs: int = 1
+    partial: bool = False
     checks: Callable[[Call], None] | None = None
     kind: Kind = Kind.OTHER
     layout: Layout = Layout.ROW_MAJOR

@@ -20,7 +20,7 @@ from aspen_mp.planner.ops import (
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.call import Call
 from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
-from aspen_mp.planner.ops.streams import reach
+from aspen_mp.planner.ops.streams import reach, thresholds
 
 _FAMILIES = (
     products,
@@ -36,6 +36,7 @@ _FAMILIES = (
     recurrent,
     classical,
     reach,
+    thresholds,
 )
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
 """Specs by the op of kernel-level nodes."""

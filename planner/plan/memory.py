@@ -82,9 +82,9 @@ def tenants(storage: Storage) -> list[Tenant]:
     return sorted((t for t in table.values() if t.writers), key=lambda t: t.first)
 
 
-def stay(lives: Sequence[Tenant], buffer: Buffer) -> None:
+def stay(lives: Sequence[Tenant], buffer: Buffer | None) -> None:
     """Let a buffer live until the last step, as if that read it."""
-    last = max(life.last for life in lives)
+    last = max((life.last for life in lives), default=0)
     for life in lives:
         if life.buffer is buffer:
             life.readers.append(last)

@@ -21,6 +21,7 @@ from aspen_mp.planner.ops.call import Arg, Call, Misfit
 from aspen_mp.planner.ops.spec import OPAQUE, SILENT
 from aspen_mp.planner.ops.streams.reach import LINE
 from aspen_mp.planner.ops.streams.reach import NAME as REACH
+from aspen_mp.planner.ops.streams.thresholds import MOVED, REFRESH
 from aspen_mp.planner.ops.table import check_call
 from aspen_mp.planner.plan import extents
 from aspen_mp.planner.plan.memory import EXACT_TILES
@@ -64,6 +65,8 @@ STEEPEST = 1 << 40
 MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
+PART_BYTES = 8 * LIMITS["tile_axes"]
+"""Of the part of a tile."""
 JOIN_CODE, END_CODE, OPAQUE_CODE, REACH_CODE = (KERNELS[k].code for k in (*SILENT, OPAQUE, REACH))
 
 
@@ -528,14 +531,19 @@ def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
 
 
 def _check_parts(s: _Segment) -> None:
-    """Requests run parts of tiles if there is a REACH. It is the first op, and all other tiles wait for it. A line in front of its input
-    says whether activations are trusted."""
+    """Requests run parts of tiles if there is a REACH. One is the first op, and all other tiles wait for it. Each has one tile, and a row
+    of parts for itself and each tile up to the next one. A line in front of the first one's input says whether activations are trusted."""
     h, kernel = s.header, s.ops["kernel"]
     reaches = kernel == REACH_CODE
     n = int((s.tiles["op"] < len(s.ops) - len(SILENT)).sum()) if reaches.any() else 0
     at = int(s.operands["offset"][0]) if n else 0
-    if n and (not reaches[0] or reaches[1:].any() or len(s.initial) != 1 or s.initial[0] != 0):
-        refuse("ops[].kernel", REACH, "it is the first op, and the only one whose tile waits for nothing")
+    if n and (not reaches[0] or len(s.initial) != 1 or s.initial[0] != 0):
+        refuse("ops[].kernel", REACH, "one is the first op, the only one whose tile waits for nothing")
+    firsts = np.searchsorted(s.tiles["op"], np.flatnonzero(reaches))
+    for k, tile, end in zip(np.flatnonzero(reaches).tolist(), firsts.tolist(), [*firsts[1:].tolist(), n], strict=False):
+        rows = s.operands[s.op_operands[k][0]]
+        if (s.tiles["op"] == k).sum() != 1 or rows["offset"] != at + tile * PART_BYTES or rows["dims"][0] != end - tile:
+            refuse(f"ops[{k}]", REACH, f"it has one tile, and rows of parts for tiles {tile} to {end - 1}")
     kept = int(s.operands["offset"][s.op_operands[0][0] + 2]) - LINE if n else 0
     for name, want in (("n_parts", n), ("arena_parts", at), ("request_kept", kept)):
         if h[name] != want:
@@ -643,7 +651,7 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
 
     "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here.
     In a plan that keeps activations, no op writes what an earlier one has touched in the request's region: the next request needs it. No
-    op writes over the parts of tiles."""
+    op writes over the parts of tiles. But REFRESH writes what MOVED has compared with."""
     spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
     kept = int(s.header["request_kept"])
     if kept:
@@ -656,7 +664,8 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
                     refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
             for earlier, old in spaces[space].near(run):
                 tiles = ((1 << (begin[earlier + 1] - begin[earlier])) - 1) << begin[earlier]
-                stays = kept and (space == SPACES["REQUEST"] or not earlier)
+                refreshes = old == run and (s.op_kernel[op], s.op_kernel[earlier]) == (REFRESH, MOVED)
+                stays = kept and (space == SPACES["REQUEST"] or s.op_kernel[earlier] == REACH) and not refreshes
                 if (stays or (above is not None and tiles & ~above[op])) and overlap(run, old):
                     what = f"ops[{op}] may overwrite what ops[{earlier}] still uses"
                     refuse(f"operands[{i}].offset", what, "recycled memory needs anti-dependencies")

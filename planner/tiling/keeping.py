@@ -10,7 +10,7 @@ The additional arithmetic is estimated for one change: a rectangle in the middle
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import prod
 
@@ -27,13 +27,15 @@ Box = tuple[tuple[int, int], ...] | None
 """Bounds along each axis. None: nothing."""
 
 
-def forgotten(storage: Storage, reads: Sequence[Sequence[Read]], most: int) -> set[Buffer]:
+def forgotten(storage: Storage, reads: Sequence[Sequence[Read]], most: int, needed: Collection[Buffer] = ()) -> set[Buffer]:
     """Buffers of activations that a stream need not keep, so that the others have `most` bytes, or as many as possible less. `reads`: of
-    each step."""
+    each step. `needed`: buffers that it keeps in any case."""
     costs = _Costs(storage, reads)
     kept = sum(aligned(buffer.nbytes) for buffer in costs.steps_of)
     found: set[Buffer] = set()
-    heap = [(costs.of(buffer) / buffer.nbytes, k, buffer) for k, buffer in enumerate(costs.steps_of) if buffer.nbytes]
+    heap = [
+        (costs.of(buffer) / buffer.nbytes, k, buffer) for k, buffer in enumerate(costs.steps_of) if buffer.nbytes and buffer not in needed
+    ]
     heapify(heap)
     while kept > most and heap:
         _, k, buffer = heappop(heap)

@@ -31,9 +31,11 @@ from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import bits
 from aspen_mp.planner.ops.spec import OPAQUE, Kind
 from aspen_mp.planner.ops.streams import reach
+from aspen_mp.planner.ops.streams.thresholds import MOVED, REFRESH
 from aspen_mp.planner.ops.table import SPECS, input_region, value_region
 from aspen_mp.planner.tiling.keeping import forgotten
 from aspen_mp.planner.tiling.maps import Map, Read, maps_of
+from aspen_mp.planner.tiling.thresholds import connect
 
 Ints = npt.NDArray[np.int64]
 RegionOf = Callable[[Node, int, Boxes, Boxes], Region]
@@ -46,43 +48,68 @@ COPY = "copy"
 
 
 def with_reach(storage: Storage, grids: Sequence[Grid], keeping: Keeping, most: int = 0) -> tuple[Storage, list[Grid]]:
-    """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "values",
-    rounding errors count as no change. `most`: bytes that the region should have, 0 for any number. Activations beyond them stay in the
-    arena, and requests compute them anew where they are read.
+    """The same storage with REACH in front, and all activations in the request's region, so that they outlive the request. With "bits" and
+    "rows", rounding errors count as changes. `most`: bytes that the region should have, 0 for any number. Activations beyond them stay in
+    the arena, and requests compute them anew where they are read.
 
     Behind inputs and outputs the region gets a line, the changed boxes of all inputs, REACH's counts, and the activations. The first word
-    of the line says whether the activations are trusted (`plan_header.request_kept`)."""
-    reader = _Reader(storage, value_region if keeping == "values" else input_region)
+    of the line says whether the activations are trusted (`plan_header.request_kept`). Behind each row of thresholds (`thresholds.py`) there
+    is another REACH, for the stretch of steps up to the next ones."""
+    reader = _Reader(storage, input_region if keeping in ("bits", "rows") else value_region)
     reads = [reader.reads(node) for node in storage.steps]
+    stretches = _stretches(storage)
     at = storage.request_bytes + reach.LINE
-    changes = Tensor(CHANGES, (len(storage.inputs), reach.WORDS), np.dtype(np.int32))
-    counts = Tensor(COUNTS, (1, reach.COUNTS + reach.READY * len(storage.outputs)), np.dtype(np.float64))
-    parts = Tensor("parts", (1 + sum(grid.n for grid in grids), reach.PART_WORDS), np.dtype(np.uint32))
+    changes = Tensor(CHANGES, (len(storage.inputs) + 1, reach.WORDS), np.dtype(np.int32))
+    counts = Tensor(COUNTS, (len(stretches), reach.COUNTS + reach.READY * len(storage.outputs)), np.dtype(np.float64))
     refs = dict(storage.refs)
     for tensor in (changes, counts):
         refs[tensor] = Ref(Buffer(REQUEST, tensor.nbytes, "reach", offset=at), 0, dense(tensor.shape))
         at += aligned(tensor.nbytes)
-    left = forgotten(storage, reads, most - at) if most else set()
+    programs = _Programs(storage, grids, reader, reads, stretches)
+    compared = {storage.refs[x].buffer for node in storage.steps if node.op == MOVED for x in node.inputs[:1] if x is not None}
+    left = compared - programs.needed  # of these a request computes what it compares
+    left |= forgotten(storage, reads, most - at, programs.needed) if most else set()
     for buffer in buffers(storage):
         if buffer.space == ARENA and buffer not in left:
             buffer.space, buffer.offset = REQUEST, at
             at += aligned(buffer.nbytes)
-    refs[parts] = Ref(Buffer(ARENA, parts.nbytes, "reach"), 0, dense(parts.shape))
-    program = _program(storage, grids, reader, reads)
-    node = Node(reach.NAME, "what changed", [changes], [parts, counts], {"program": program}, "Reach")
-    found = replace(
-        storage,
-        nodes=[node, *storage.nodes],
-        steps=[node, *storage.steps],
-        refs=refs,
-        producer={**storage.producer, parts: node, counts: node},
-        inputs=[*storage.inputs, (CHANGES, changes)],
-        outputs=[*storage.outputs, (COUNTS, counts)],
-        request_bytes=at,
-        kinds=[],
+    connect(storage, changes, refs)
+    tiles = [1 + sum(grids[k].n for k in own) for own in stretches]
+    parts = Buffer(ARENA, sum(tiles) * reach.PART_WORDS * 4, "reach")
+    nodes, steps, found, producer = list(storage.nodes), list[Node](), list[Grid](), dict(storage.producer)
+    for number, own in enumerate(stretches):
+        rows = Tensor("parts", (tiles[number], reach.PART_WORDS), np.dtype(np.uint32))
+        line = Tensor("counts", (1, counts.shape[1]), counts.dtype)
+        refs[rows] = Ref(parts, sum(tiles[:number]) * reach.PART_WORDS, dense(rows.shape))
+        refs[line] = Ref(refs[counts].buffer, number * counts.shape[1], dense(line.shape))
+        program, marks = programs.of(number)
+        node = Node(reach.NAME, f"what changed {number}".removesuffix(" 0"), [changes, *marks], [rows, line], {"program": program}, "Reach")
+        nodes.insert(nodes.index(storage.steps[own[0]]) if number and own else 0, node)
+        producer |= dict.fromkeys((rows, line, counts), node)
+        steps += [node, *(storage.steps[k] for k in own)]
+        found += [_one(rows.shape), *(grids[k] for k in own)]
+    inputs, outputs = [*storage.inputs, (CHANGES, changes)], [*storage.outputs, (COUNTS, counts)]
+    kept = replace(
+        storage, nodes=nodes, steps=steps, refs=refs, producer=producer, inputs=inputs, outputs=outputs, request_bytes=at, kinds=[]
     )
-    one = Grid(parts.shape, tuple(np.array([0, length], np.int64) for length in parts.shape), (0, 1))
-    return found, [one, *grids]
+    return kept, found
+
+
+def _one(shape: Sequence[int]) -> Grid:
+    """The grid of one tile."""
+    return Grid(tuple(shape), tuple(np.array([0, length], np.int64) for length in shape), (0, 1))
+
+
+def _stretches(storage: Storage) -> list[list[int]]:
+    """The steps between thresholds. A stretch begins with the REFRESH nodes of the thresholds before it."""
+    found: list[list[int]] = [[]]
+    before = ""
+    for k, node in enumerate(storage.steps):
+        if node.op == REFRESH and before != REFRESH:
+            found.append([])
+        found[-1].append(k)
+        before = node.op
+    return found
 
 
 def kept_at(storage: Storage) -> int:
@@ -90,43 +117,103 @@ def kept_at(storage: Storage) -> int:
     return storage.refs[storage.inputs[-1][1]].buffer.offset - reach.LINE
 
 
-def first_edges(parents: Ints, children: Ints, tiles: int) -> tuple[Ints, Ints]:
-    """The edges with those from tile 0, REACH, to all tiles of steps that wait for nothing else."""
+def first_edges(storage: Storage, base: Ints, origin: Ints, parents: Ints, children: Ints) -> tuple[Ints, Ints]:
+    """The edges with those from each REACH to all tiles of its stretch that wait for nothing else there. `base`: the first tile of each
+    step, and the number of tiles. `origin`: of each JOIN, the last tile that it waits for."""
+    tiles, starts = int(base[-1]), base[:-1][[node.op == reach.NAME for node in storage.steps]]
+    stretch = np.searchsorted(starts, np.arange(tiles), side="right") - 1
+    stretch = np.concatenate([stretch, stretch[origin]])
     waits = np.zeros(tiles, bool)
-    waits[children[children < tiles]] = True
-    waits[0] = True
+    waits[starts] = True
+    inside = children < tiles
+    inside[inside] = stretch[parents[inside]] == stretch[children[inside]]
+    waits[children[inside]] = True
     free = np.flatnonzero(~waits)
-    return np.concatenate([parents, np.zeros(len(free), np.int64)]), np.concatenate([children, free])
+    return np.concatenate([parents, starts[stretch[free]]]), np.concatenate([children, free])
 
 
-# ---------------------------------------------------------------------------------------------------------------- program
+# --------------------------------------------------------------------------------------------------------------- programs
 
 
-def _program(storage: Storage, grids: Sequence[Grid], reader: _Reader, reads: Sequence[Sequence[Read]]) -> tuple[int, ...]:
-    """`reads`: of each step, as `reader` has found them."""
-    number = {tensor: k for k, (_, tensor) in enumerate(storage.inputs)}
-    words: list[int] = [len(storage.inputs), len(storage.steps) + len(storage.outputs), len(storage.outputs)]
-    for _, tensor in storage.inputs:
-        words += [len(tensor.shape), *tensor.shape]
-    alike: dict[int, tuple[int, ...]] = {}
-    for k, (kind, node, grid) in enumerate(zip(kinds(storage), storage.steps, grids, strict=True)):
-        if kind not in alike:
-            alike[kind] = _grains(node, storage)
+class _Programs:
+    """The programs of REACH for each stretch.
+
+    A program follows changes from the model's inputs, and from the marks of thresholds, to the stretch's own steps. Steps of other
+    stretches that lie between are in it without tiles."""
+
+    def __init__(
+        self, storage: Storage, grids: Sequence[Grid], reader: _Reader, reads: Sequence[Sequence[Read]], stretches: Sequence[Sequence[int]]
+    ) -> None:
+        """`reads`: of each step, as `reader` has found them."""
+        self._storage = storage
+        self._grids = grids
+        self._reads = reads
+        self._stretches = stretches
+        self._kinds = kinds(storage)
+        self._alike: dict[int, tuple[int, ...]] = {}
+        self._given = {tensor for _, tensor in storage.inputs}
+        self._step = {tensor: k for k, node in enumerate(storage.steps) for tensor in node.outputs}
+        self._results = [reader.reads(_copy_of(tensor)) for _, tensor in storage.outputs]
+        number = {k: n for n, own in enumerate(stretches) for k in own}
+        self.needed: set[Buffer] = set()
+        """What has to outlive requests whatever its size: it is read in stretches behind its own."""
+        for k, node in enumerate(storage.steps):
+            across = [read.source for read in reads[k] if number[self._step.get(read.source, k)] != number[k]]
+            state = node.outputs if node.op in (MOVED, REFRESH) else ()
+            self.needed |= {storage.refs[tensor].buffer for tensor in (*across, *state)}
+
+    def of(self, stretch: int) -> tuple[tuple[int, ...], list[Tensor]]:
+        """The program of a stretch, and the marks that it reads."""
+        own = self._stretches[stretch]
+        others, marks = self._before(own)
+        given, mine = [tensor for _, tensor in self._storage.inputs], set(own)
+        number = {tensor: k for k, tensor in enumerate((*given, *marks))}
+        steps = sorted((*others, *own))
+        words = [len(given), len(marks), len(steps) + len(self._results), len(self._results)]
+        for tensor in (*given, *marks):
+            words += [len(tensor.shape), *tensor.shape]
+        for place, k in enumerate(steps, len(number)):
+            node = self._storage.steps[k]
+            words += _block(self._tiled(k) if k in mine else _tileless(node.output.shape), self._reads[k], number)
+            number.update(dict.fromkeys(node.outputs, place))
+        for (_, tensor), reads in zip(self._storage.outputs, self._results, strict=True):
+            some = [read for read in reads if (self._step[read.source] in mine if read.source in self._step else not stretch)]
+            words += _block(_tileless(tensor.shape or (1,)), some, number)
+        return tuple(words), marks
+
+    def _before(self, own: Sequence[int]) -> tuple[list[int], list[Tensor]]:
+        """Steps of other stretches by which changes come to some steps, and the marks by which they come to these."""
+        seen, marks, todo = set(own), dict[Tensor, None](), list(own)
+        while todo:
+            for read in self._reads[todo.pop()]:
+                k = self._step.get(read.source, -1)
+                if k < 0 or k in seen:
+                    continue
+                if self._storage.steps[k].op == MOVED:
+                    marks[read.source] = None
+                else:
+                    seen.add(k)
+                    todo.append(k)
+        return sorted(seen - set(own)), list(marks)
+
+    def _tiled(self, k: int) -> list[int]:
+        """The words of a step in front of its reads."""
+        storage, node, grid = self._storage, self._storage.steps[k], self._grids[k]
+        kind = self._kinds[k]
+        if kind not in self._alike:
+            self._alike[kind] = _grains(node, storage)
         shape, cuts = node.output.shape, [cut.tolist() for cut in grid.cuts]
         if node.op == OPAQUE and 0 in shape:  # its tile gives other outputs, so there must be a part to run
             shape, cuts = tuple(max(length, 1) for length in shape), [[0, max(cut[-1], 1)] for cut in cuts]
         block = [len(shape), *shape, bits(op_cost.flops(node) / max(node.output.size, 1)), _kept(node, storage)]
         for axis, cut in enumerate(cuts):
-            block += [len(cut) - 1, alike[kind][axis], grid.steps[axis], *cut]
-        words += _block(block, reads[k], number)
-        number.update(dict.fromkeys(node.outputs, len(storage.inputs) + k))
-    for _, tensor in storage.outputs:
-        shape = tensor.shape or (1,)
-        block = [len(shape), *shape, 0, reach.ALL_KEPT]
-        for _ in shape[:TILE_AXES]:
-            block += [0, 1, 0, 0]  # no tiles
-        words += _block(block, reader.reads(_copy_of(tensor)), number)
-    return tuple(words)
+            block += [len(cut) - 1, self._alike[kind][axis], grid.steps[axis], *cut]
+        return block
+
+
+def _tileless(shape: Sequence[int]) -> list[int]:
+    """The same for what the program follows changes through, and does not run."""
+    return [len(shape), *shape, 0, reach.ALL_KEPT, *(0, 1, 0, 0) * min(len(shape), TILE_AXES)]
 
 
 def _kept(node: Node, storage: Storage) -> int:
@@ -151,7 +238,7 @@ def _copy_of(tensor: Tensor) -> Node:
 def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
     """Multiples at which the part of a tile that runs may begin and end, for each axis that tiles cut. Any would give the same bits."""
     shape, spec = node.output.shape, SPECS.get(node.op)
-    if node.op == OPAQUE or spec is None or len(node.outputs) > 1:
+    if node.op == OPAQUE or spec is None or (len(node.outputs) > 1 and not spec.partial):
         return tuple(max(length, 1) for length in shape[:TILE_AXES])
     grains = [1] * len(shape)
     evaluate = tile_cost.of(node)
@@ -161,10 +248,10 @@ def _grains(node: Node, storage: Storage) -> tuple[int, ...]:
         grains[-1] = PANEL
     elif isinstance(evaluate, tile_cost.Convolution):
         grains[1] = PANEL
-    else:
+    elif not spec.partial:
         line = max(1, ALIGN // item_bytes(node.output))
         grains = [line if stride == 1 else 1 for stride in storage.refs[node.output].strides]
-    for axis in spec.whole_axes(node):
+    for axis in () if spec.partial else spec.whole_axes(node):
         grains[axis] = max(shape[axis], 1)
     return tuple(grains[:TILE_AXES])
 
@@ -214,7 +301,7 @@ class _Reader:
         todo: list[tuple[Path, Tensor, Ints, Ints, Ints]] = []
         rows = np.arange(len(lo))
         for i, x in enumerate(node.inputs):
-            if x is None or x.is_const:
+            if x is None or x.is_const or (node.op == REFRESH and i == 0):  # marks say what it changes
                 continue
             if node.op == OPAQUE:
                 todo.append(((i,), x, rows, *whole(x.shape, len(lo))))

@@ -96,7 +96,9 @@
   X(QPACK, 56, 1, 2, 0, 1)                                                                                                         \
   X(QMATMUL, 57, 2, 6, 9, 1)                                                                                                       \
   X(QBINARY, 58, 2, 2, 10, 1)                                                                                                      \
-  X(REACH, 59, 1, 1, 65535, 2)
+  X(REACH, 59, 1, 65, 65535, 2)                                                                                                    \
+  X(MOVED, 60, 3, 3, 1, 3)                                                                                                         \
+  X(REFRESH, 61, 3, 3, 1, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

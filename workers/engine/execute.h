@@ -65,6 +65,7 @@ static inline int aspen_dse_call(struct aspen_dse *d, uint64_t item, const struc
   if (!kernel || (part && !aspen_call_cut(&call, part))) return ASPEN_E_OK;
   call.again = aspen_dse_again(d, id, generation, op);
   call.apart = d->apart;
+  call.part = part != NULL;
   aspen_exec_ahead(e, tile);
   aspen_dse_lap(d, &me->schedule_ticks);
   *began = d->lap;
@@ -96,7 +97,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   if (!aspen_load_relaxed(&i->fault)) {
     const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
     uint32_t op = p->view.tiles[ASPEN_ITEM_TILE(item)].op;
-    const uint32_t *part = aspen_exec_part(e, i, ASPEN_ITEM_TILE(item));
+    const uint32_t *part = aspen_exec_part(e, i, ASPEN_ITEM_TILE(item), p->op[op].kernel);
     if (!part || !aspen_part_empty(part)) {
       skipped = 0;
       if (p->op[op].kernel == ASPEN_K_OPAQUE) {

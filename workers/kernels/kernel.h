@@ -43,6 +43,8 @@ typedef struct aspen_call {
   int apart;
   /* 1: `scratch` is as the last call left it, which was for another tile of this node and request: data derived from inputs are valid. */
   int again;
+  /* 1: the box is the part of a tile that a change reaches, in a plan that keeps activations. The output holds what it held before. */
+  int part;
 } aspen_call;
 
 enum aspen_kernel_error {
@@ -412,8 +414,22 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * REACH: out[tiles, 12], u32: the part of each tile that runs (movement/reach.c). Row 0 is that of REACH itself.
  * - out 1: f64 [1, 4 + 2 outputs]: tiles that run, all tiles, operations of what runs, all operations.
  *   Then follow, for each output of the plan, an axis and the elements along it that are computed. Axis -1: all are. 0: nothing arrives.
- * - in changes: i32 [inputs, ASPEN_REACH_WORDS].
+ * - in changes: i32 [inputs + 1, ASPEN_REACH_WORDS]. The last line begins with the number of the frame, and a share (f32).
+ * - in marks: i32, MOVED's. Any number.
  * - params: a program (planner/ops/streams/reach.py).
+ *
+ * MOVED: out[N, ceil(H / side), ceil(W / side)], i32: the frame in which a block of rows and columns of X moved, or the number before it.
+ * - A block has moved if one of its elements differs from its like in `seen` by more than the share of X's range, or is not a number.
+ * - out 1, out 2: f32 [N, ceil(H / side), 1]: the least and the greatest finite element of X in a row of blocks, when it last ran whole. The
+ *   range is that of all rows.
+ * - A tile that runs whole marks all of its blocks.
+ * - in X[N, C, H, W], f32; seen, as X; changes, as REACH's.
+ * - params: side.
+ *
+ * REFRESH: out[N, C, H, W] = X where blocks have moved in this frame, f32. Otherwise it stays as it was.
+ * - A tile that runs whole copies all of X.
+ * - in X; marks, MOVED's; changes, as REACH's.
+ * - params: side.
  */
 
 /* The table for an ISA: kernels[ASPEN_K_x], NULL for JOIN, END and OPAQUE. */

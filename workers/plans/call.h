@@ -42,6 +42,7 @@ static inline int aspen_call_fill(aspen_call *c, const struct aspen_exec_instanc
   c->params = e->params + op->param;
   c->again = 0;
   c->apart = 0;
+  c->part = 0;
   for (uint32_t k = 0; k < ASPEN_TILE_AXES; k++) {
     c->lo[k] = t->lo[k];
     c->hi[k] = t->hi[k];

@@ -158,11 +158,12 @@ static inline uint64_t *aspen_exec_next(const struct aspen_exec_instance *e) {
   return (uint64_t *)((char *)e->view.missing - h->arena_counters + h->arena_next);
 }
 
-/* The part of a tile that changed inputs reach (docs/protocol/reach.md). NULL: the tile runs whole, as tile 0 does, which finds the
- * parts. */
-static inline const uint32_t *aspen_exec_part(const struct aspen_exec_instance *e, const struct aspen_instance *i,
-                                              uint32_t tile) {
-  return tile && tile < e->n_parts && !aspen_load_relaxed(&i->whole) ? e->parts + (size_t)tile * 2 * ASPEN_TILE_AXES : NULL;
+/* The part of a tile that changed inputs reach (docs/protocol/reach.md). NULL: the tile runs whole, as those do that find the parts.
+ * `kernel`: the tile's. */
+static inline const uint32_t *aspen_exec_part(const struct aspen_exec_instance *e, const struct aspen_instance *i, uint32_t tile,
+                                              uint32_t kernel) {
+  const int cut = tile < e->n_parts && kernel != ASPEN_K_REACH && !aspen_load_relaxed(&i->whole);
+  return cut ? e->parts + (size_t)tile * 2 * ASPEN_TILE_AXES : NULL;
 }
 
 /* Whether changes reach nothing of a tile. */

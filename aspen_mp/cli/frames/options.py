@@ -33,6 +33,15 @@ NoiseOption = Annotated[
     float,
     typer.Option("--noise", metavar="TIMES", min=0, help="With --stream: the same as a multiple of the input's noise."),
 ]
+LayerTolOption = Annotated[
+    float,
+    typer.Option(
+        "--layer-tol",
+        metavar="SHARE",
+        min=0,
+        help="With --stream: the same as --tol inside the network, as a share of an activation's range.",
+    ),
+]
 RefreshOption = Annotated[
     int,
     typer.Option("--refresh", metavar="N", min=0, help="With --stream: each N-th frame also runs whole, which tells the error. 0: none."),
@@ -56,12 +65,17 @@ SameBitsOption = Annotated[
 ]
 
 
-_OPTIONS = {"tol": "--tol", "noise": "--noise", "refresh": "--refresh", "same_bits": "--same-bits", "memory": "--stream-memory"}
+_OPTIONS = {
+    **{"tol": "--tol", "noise": "--noise", "layer_tol": "--layer-tol", "refresh": "--refresh"},
+    **{"same_bits": "--same-bits", "memory": "--stream-memory"},
+}
 
 
-def how(tol: Sequence[str] | None, noise: float, refresh: int, same_bits: bool | None, memory: int | None) -> dict[str, Any]:
+def how(
+    tol: Sequence[str] | None, noise: float, layer_tol: float, refresh: int, same_bits: bool | None, memory: int | None
+) -> dict[str, Any]:
     """Arguments of `Model.stream` from the options."""
-    found: dict[str, Any] = {"noise": noise, "refresh": refresh}
+    found: dict[str, Any] = {"noise": noise, "layer_tol": layer_tol, "refresh": refresh}
     found |= {} if same_bits is None else {"same_bits": same_bits}
     found |= {} if memory is None else {"memory": memory << 20}
     if tol:
@@ -69,9 +83,11 @@ def how(tol: Sequence[str] | None, noise: float, refresh: int, same_bits: bool |
         numbers = {name: _number(text) for name, text in sources.pairs(tol, "--tol", lone=lone).items()}
         found["tol"] = numbers.get("", numbers)
     try:
-        tolerance.checked(found.get("tol", 0.0), noise, refresh)
+        tolerance.checked(found.get("tol", 0.0), noise, layer_tol, refresh)
     except ValueError as error:  # below 0, infinite or NaN
         raise typer.BadParameter(str(error)) from None
+    if same_bits and layer_tol:
+        raise typer.BadParameter("results are near those of whole frames with --layer-tol. Leave out one of them", param_hint="--same-bits")
     return found
 
 

@@ -544,10 +544,8 @@ class Stage:
         """Changes when a worker may have written anywhere, also into regions whose requests have ended."""
         return self._session.channel.faults()
 
-    def run_in(
-        self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None, *, copy: bool
-    ) -> dict[str, Any] | None:
-        """Executes a request in a region that has its inputs. `copy`: as of `kept_results`. None after `timeout` seconds.
+    def run_in(self, region: Region, urgency: Urgency, timeout: float | None, stop: TicketWatcher | None) -> dict[str, Any] | None:
+        """Executes a request in a region that has its inputs, and returns `kept_results`. None after `timeout` seconds.
 
         Then, and where this raises, `end(region)` has been called, or will be when nothing writes there any more."""
         span = region.span
@@ -559,7 +557,7 @@ class Stage:
         try:
             if result.error:
                 self.fail(result, region, urgency)
-            return self.kept_results(region, copy=copy)
+            return self.kept_results(region)
         except BaseException:
             self.end(region)
             raise
@@ -573,10 +571,10 @@ class Stage:
         """Whether it is all of the model, and all of its values are tensors as the plan gives them."""
         return self.planned.last and not self.objects and not self._keys and not self._codes
 
-    def kept_results(self, region: Region, *, copy: bool) -> dict[str, Any]:
-        """The outputs in a region, but for what the plan says of itself: copies, or views that nobody may write to."""
+    def kept_results(self, region: Region) -> dict[str, Any]:
+        """The outputs in a region, but for what the plan says of itself: views that nobody may write to. Copies where it is not `plain`."""
         names = [slot.name for slot in self.planned.outputs if slot.name]
-        if copy or self.objects or self._keys:
+        if not self.plain:
             return self._collect(region, names, lends=False)
         views = {name: region.outputs[k].view() for k, name in enumerate(names)}
         for view in views.values():

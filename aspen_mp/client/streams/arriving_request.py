@@ -18,7 +18,7 @@ import numpy.typing as npt
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage import Short, Stale
 from aspen_mp.client.streams.arriving_tensors import ArrivingInput, ArrivingOutput, rows_of
-from aspen_mp.client.streams.changed_inputs import trust_word
+from aspen_mp.client.streams.changed_inputs import COUNTS, trust_word
 from aspen_mp.client.streams.model_stream import Streamed
 from aspen_mp.shm.bindings._channel import Urgency
 from aspen_mp.shm.errors import AspenError, DeadlineMissed, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Results = dict[str, npt.NDArray[Any]]
 _FIRST, _ARRIVING, _TOLD = (NUMBERS[f"REACH_{name}"] for name in ("FIRST", "ARRIVING", "TOLD"))
-_COUNTS: Final = 4  # of REACH, in front of what it says of outputs
 _ENDS: Final = RequestTimeout, DeadlineMissed, RequestCancelled
 
 
@@ -349,7 +348,7 @@ class ArrivingRequest:
         assert stage is not None
         assert region is not None
         first = self._at_end or not self._bands
-        for one, bounds in zip(self._planned, self._bounds, strict=True):
+        for one, bounds in zip(self._planned, self._bounds, strict=False):
             one.tell(bounds, _FIRST if first else _ARRIVING)
         if first:
             self._trust[...] = 0 if complete else _TOLD
@@ -377,7 +376,7 @@ class ArrivingRequest:
             if outcome.error:
                 stage.fail(outcome, region, self._urgency)
             if not self.future.done():
-                ready = region.outputs[-1].ravel()[_COUNTS:].reshape(-1, 2).astype(np.int64).tolist()
+                ready = region.outputs[-1].ravel()[COUNTS:].reshape(-1, 2).astype(np.int64).tolist()
                 found = [(one, one.take(*ready[k])) for one, k in self._places]
         except BaseException as error:
             failed = error

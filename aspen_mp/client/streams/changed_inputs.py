@@ -18,6 +18,8 @@ from aspen_mp.shm.tables import LIMITS, NUMBERS
 
 BOXES: Final = NUMBERS["REACH_BOXES"]
 RANK: Final = LIMITS["rank"]
+COUNTS: Final = 4
+"""Words of REACH's second output in front of those of each output: tiles that run, all tiles, operations that run, all operations."""
 BLOCK_ROWS: Final = 4
 """Rows of a block that is compared."""
 BLOCK_BYTES: Final = 32

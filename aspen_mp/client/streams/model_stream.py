@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage_tree import RequestStop, StageTree
-from aspen_mp.client.streams.changed_inputs import Changed, ChangedInput, share, trust_word
+from aspen_mp.client.streams.changed_inputs import COUNTS, Changed, ChangedInput, share, trust_word
+from aspen_mp.client.streams.output_memory import OutputMemory
 from aspen_mp.client.streams.tolerance import EXACT, InputNoise, Tolerance, distance
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.shm.scarcity import submit
@@ -64,6 +65,8 @@ class FrameReport:
     error: float | None = None
 
 
+FRAMES: Final = 1 << 31
+"""Frames have as many numbers. Then they begin again."""
 NOTHING: Final = FrameReport(0.0, 0.0, 0.0)
 EVERYTHING: Final = FrameReport(1.0, 1.0, 1.0)
 
@@ -77,7 +80,7 @@ class ModelStream:
 
     def __init__(self, model: Streamed, *, same_bits: bool, tolerance: Tolerance = EXACT, memory: int = 0) -> None:
         self._model = model
-        self._kind: Keeping = "bits" if same_bits else "values"
+        self._kind: Keeping = "bits" if same_bits else "near" if tolerance.layer_tol else "values"
         self._memory = memory  # bytes, 0 for any number
         self._tolerance = tolerance
         self._since = 0  # frames since the last one that ran whole
@@ -87,6 +90,8 @@ class ModelStream:
         self._owner = processes.getpid()
         self._stage: Stage | None = None
         self._region: Region | None = None
+        self._number = 0  # of the frame
+        self._told = np.zeros(2, np.int32)  # in the region: the frame's number, and the tolerance of layers (f32)
         self._trust = np.zeros(1, np.uint32)  # in the region: not 0 where its activations can be trusted (`plan_header.request_kept`)
         self._inputs: list[ChangedInput] = []
         self._noises: dict[tuple[str, tuple[int, ...]], InputNoise] = {}  # by input and shape, whatever the plan
@@ -95,6 +100,7 @@ class ModelStream:
         self._faults = 0  # of workers, as the last frame found them
         self._missed = False  # the frame before the next one was refused, so what is said of the next one's changes is not all
         self._closed = False
+        self._memory_of_results = OutputMemory()
         self._queue: ThreadPoolExecutor | None = None
         self._queued = 0
         self._last: FrameReport | None = None
@@ -401,25 +407,31 @@ class ModelStream:
             parts = {one.name: one.compare(arrays[one.name]) for one in self._inputs}
         else:
             parts = {one.name: one.take(arrays[one.name], changed.get(one.name)) for one in self._inputs}
+        self._number = (self._number + 1) % FRAMES
+        self._told[...] = self._number, np.float32(self._tolerance.layer_tol).view(np.int32)
         part = share(self._inputs, parts, self._sizes)
         self._since = self._since + 1 if was_valid else 0
         if was_valid and not any(parts.values()):
             self._last, self._valid = replace(NOTHING, error=self._error), True
-            return stage.kept_results(region, copy=copy)
+            return self._given(stage, stage.kept_results(region), copy=copy)
         done = False
         try:
-            results = stage.run_in(region, urgency, timeout, stop, copy=copy)
+            results = stage.run_in(region, urgency, timeout, stop)
             done = results is not None
         finally:
             if not done:  # it may still be written to, and then comes back by itself
                 self._stage = self._region = None
         if results is None:
             raise stage.late(timeout)
-        tiles, all_tiles, work, all_work = region.outputs[-1].ravel()[:4].tolist()
+        tiles, all_tiles, work, all_work = region.outputs[-1][:, :COUNTS].sum(axis=0).tolist()
         reached = FrameReport(part, tiles / max(all_tiles, 1.0), work / all_work if all_work else 0.0)
         self._last = replace(reached if was_valid else EVERYTHING, error=self._error)
         self._valid = True
-        return results
+        return self._given(stage, results, copy=copy)
+
+    def _given(self, stage: Stage, results: Results, *, copy: bool) -> Results:
+        """Results as the caller gets them."""
+        return {name: self._memory_of_results.copy(view) for name, view in results.items()} if copy and stage.plain else results
 
     def _take_up(self, stage: Stage) -> None:
         """Begin with a stage: the frame runs whole."""
@@ -430,6 +442,7 @@ class ModelStream:
         bounds = region.inputs[-1]
         *slots, changes = stage.planned.inputs
         self._trust = trust_word(region.span.buffer, region.span.offset, changes)
+        self._told = bounds[-1, :2]
         self._inputs = []
         for slot, view, boxes in zip(slots, region.inputs, bounds, strict=False):
             noise = self._noises.setdefault((slot.name, tuple(slot.shape)), InputNoise())

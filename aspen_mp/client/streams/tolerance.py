@@ -25,16 +25,18 @@ _ROUNDS: Final = 12
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """The differences that a stream counts as none. `tol`: the largest one of an element, for all inputs or {input: difference}. `noise`:
-    the same as a multiple of the standard deviation of the input's noise. `refresh`: one of this number of frames runs whole; 0: none."""
+    the same as a multiple of the standard deviation of the input's noise. `layer_tol`: the same of an activation, as a share of its range.
+    `refresh`: one of this number of frames runs whole; 0: none."""
 
     tol: float | Mapping[str, float] = 0.0
     noise: float = 0.0
     refresh: int = 0
+    layer_tol: float = 0.0
 
     @property
     def exact(self) -> bool:
         """Whether every difference counts."""
-        return not self.noise and not any(self.tol.values() if isinstance(self.tol, Mapping) else (self.tol,))
+        return not self.noise and not self.layer_tol and not any(self.tol.values() if isinstance(self.tol, Mapping) else (self.tol,))
 
     def names(self) -> Iterable[str]:
         """Inputs that have a tolerance of their own."""
@@ -80,13 +82,13 @@ def _clipped_deviation(by: npt.NDArray[np.float64]) -> float:
     return deviation
 
 
-def checked(tol: Any, noise: Any, refresh: Any) -> Tolerance:
+def checked(tol: Any = 0.0, noise: Any = 0.0, layer_tol: Any = 0.0, refresh: Any = 0) -> Tolerance:
     """A tolerance from what the caller gave. TypeError, ValueError for what is none."""
     if isinstance(tol, Mapping):
         tol = {arguments.text("a name of tol", name): arguments.bound(f"tol[{name!r}]", one) for name, one in tol.items()}
     else:
         tol = arguments.bound("tol", tol)
-    return Tolerance(tol, arguments.bound("noise", noise), arguments.whole("refresh", refresh, 0))
+    return Tolerance(tol, arguments.bound("noise", noise), arguments.whole("refresh", refresh, 0), arguments.bound("layer_tol", layer_tol))
 
 
 def applies(dtype: str) -> bool:

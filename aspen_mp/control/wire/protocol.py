@@ -28,7 +28,7 @@ from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 from aspen_mp.system import descriptors, sockets
 
-VERSION: Final = 14
+VERSION: Final = 15
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0

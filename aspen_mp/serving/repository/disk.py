@@ -73,6 +73,7 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     tol: Difference | dict[str, Difference] = 0.0
     noise: Difference = 0.0
+    layer_tol: Difference = 0.0
     refresh: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     same_bits: bool | None = None
     memory_mib: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
@@ -81,7 +82,8 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def arguments(self) -> dict[str, Any]:
         """Those of `Model.stream`."""
         memory = None if self.memory_mib is None else self.memory_mib << 20
-        return {"tol": self.tol, "noise": self.noise, "refresh": self.refresh, "same_bits": self.same_bits, "memory": memory}
+        found = {name: getattr(self, name) for name in ("tol", "noise", "layer_tol", "refresh", "same_bits")}
+        return {**found, "memory": memory}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,7 +23,10 @@ ALL_KEPT, NONE_KEPT, SOME_KEPT = range(3)
 """How many outputs of a step outlive a request. Where some do not, the step also runs what other steps read."""
 READY = 2
 """For each output of the plan, as inputs arrive: an axis, and the elements along it that are computed. Axis -1: all are."""
-MAP_WORDS = 8
+MOST_MARKS = 64
+"""Thresholds whose marks a REACH reads."""
+MARK_AXES = 3
+"""Axes of marks: images, and rows and columns of blocks."""
 _STEP_NS = 4000.0
 """A step of the program, about."""
 _LIST_BYTES = 8 * (1 + BOXES * 16)
@@ -87,12 +90,13 @@ def _reads(words: _Words, dims: Sequence[int], sources: Sequence[Sequence[int]])
 
 
 def _checks(call: Call) -> None:
-    """A step reads inputs and steps before it, and tiles of all steps have a row of the output each, after that of REACH. The last steps
-    are the plan's outputs, without tiles."""
+    """A step reads inputs, marks and steps before it, and tiles of all steps have a row of the output each, after that of REACH. The last
+    steps are the plan's outputs, without tiles."""
     words = _Words(call.params)
-    n_inputs, n_steps = words.take("a number of inputs", 0, LIMIT), words.take("a number of steps", 0, LIMIT)
+    n_inputs, n_marks = words.take("a number of inputs", 0, LIMIT), words.take("a number of marks", 0, MOST_MARKS)
+    n_steps = words.take("a number of steps", 0, LIMIT)
     n_outputs = words.take("a number of outputs", 0, n_steps)
-    sources, tiles = [_dims(words) for _ in range(n_inputs)], 1
+    sources, tiles = [_dims(words) for _ in range(n_inputs + n_marks)], 1
     for _ in range(n_steps):
         begin = words.at
         size = words.take("words of a step", 1, LIMIT)
@@ -109,12 +113,17 @@ def _checks(call: Call) -> None:
     need(call.more[0].dtype == F64 and call.more[0].dense, "dtype of output 1", call.more[0].dtype, F64)
     shaped(call.more[0], (1, COUNTS + READY * n_outputs), "shape of output 1")
     need(call.input(0).dtype == I32 and call.input(0).dense, "dtype of input 0", call.input(0).dtype, I32)
-    shaped(call.input(0), (n_inputs, WORDS), "shape of input 0")
+    shaped(call.input(0), (n_inputs + 1, WORDS), "shape of input 0")
+    need(len(call.inputs) == 1 + n_marks, "inputs", len(call.inputs), 1 + n_marks)
+    for i, dims in enumerate(sources[n_inputs : n_inputs + n_marks], 1):
+        marks = call.input(i)
+        need(marks.dtype == I32 and marks.dense and len(dims) == MARK_AXES, f"input {i}", marks, f"dense, i32, {MARK_AXES} axes")
+        shaped(marks, dims, f"shape of input {i}")
 
 
 def _scratch(node: Node) -> int:
-    n_inputs, n_steps = node.attrs["program"][:2]
-    return _LIST_BYTES * int(n_inputs + 2 * n_steps) + _STEP_BYTES * int(n_steps)
+    n_inputs, n_marks, n_steps = node.attrs["program"][:3]
+    return _LIST_BYTES * int(n_inputs + n_marks + 2 * n_steps) + _STEP_BYTES * int(n_steps)
 
 
 SPECS = (
@@ -122,16 +131,21 @@ SPECS = (
         name=NAME,
         inputs=(
             Input(
-                "changes", "[inputs, words], i32: for each input the number of changed boxes, and their bounds; or what is missing of it"
+                "changes",
+                "[inputs + 1, words], i32: for each input the number of changed boxes, and their bounds; or what is missing of it. Then "
+                "follow the number of the frame, and the share of its range by which a block of an activation may differ (f32)",
             ),
+            *(Input(f"marks {k}", "[images, rows, columns], i32: see MOVED", optional=True) for k in range(MOST_MARKS)),
         ),
         params=(
-            Param("program", "inputs, steps and outputs, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]),
+            Param(
+                "program", "inputs, marks, steps and outputs, tile grids and reads", NUMBERS["ANY_PARAMS"], lambda attrs: attrs["program"]
+            ),
         ),
         outputs=2,
         region=_region,
         checks=_checks,
         whole_axes=lambda node: frozenset({0, 1}),
-        cost=Cost(lambda node: float(node.attrs["program"][1]), each(_STEP_NS), scratch=_scratch),
+        cost=Cost(lambda node: float(node.attrs["program"][2]), each(_STEP_NS), scratch=_scratch),
     ),
 )

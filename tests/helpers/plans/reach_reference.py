@@ -82,8 +82,8 @@ def parsed(program: Sequence[int]) -> tuple[list[tuple[int, ...]], list[Step]]:
     def take(n: int) -> tuple[int, ...]:
         return tuple(next(words) for _ in range(n))
 
-    n_inputs, n_steps, _ = take(3)
-    inputs = [take(*take(1)) for _ in range(n_inputs)]
+    n_inputs, n_marks, n_steps, _ = take(4)
+    inputs = [take(*take(1)) for _ in range(n_inputs + n_marks)]
     steps = []
     for _ in range(n_steps):
         take(1)
@@ -147,10 +147,23 @@ def _reached(step: Step, box: Box, maps: Sequence[MapWords]) -> Box | None:
     return tuple(lo), tuple(hi)
 
 
-def evaluate(program: Sequence[int], changes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
+def marked(marks: npt.NDArray[np.int32], frame: int) -> list[Box]:
+    """Boxes of runs of blocks that moved in a frame."""
+    found: list[Box] = []
+    for image, row in np.ndindex(marks.shape[:2]):
+        ends = np.flatnonzero(np.diff(np.pad(marks[image, row] == frame, 1))).tolist()
+        for begin, end in zip(ends[::2], ends[1::2], strict=True):
+            _added(found, ((image, row, begin), (image + 1, row + 1, end)))
+    return found
+
+
+def evaluate(
+    program: Sequence[int], changes: npt.NDArray[np.int32], marks: Sequence[npt.NDArray[np.int32]] = ()
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
     """Parts of all tiles, and counts, as REACH writes them."""
     inputs, steps = parsed(program)
-    lists = [given(row.tolist(), shape) for row, shape in zip(changes, inputs, strict=True)]
+    lists = [given(row.tolist(), shape) for row, shape in zip(changes[:-1], inputs, strict=False)]
+    lists += [marked(one, int(changes[-1, 0])) for one in marks]
     parts = np.array([sum(EMPTY, ())] * (1 + sum(step.tiles for step in steps)), np.uint32)
     for step in steps:
         found: list[Box] = []

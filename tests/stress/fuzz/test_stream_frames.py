@@ -20,6 +20,8 @@ from aspen_mp.errors import ResourceLimitError
 
 NETS = 3000 if os.environ.get("ASPEN_MP_TIER") == "long" else 40
 FRAMES = 6
+NO_DIFFERENCE = 1e-30
+"""A share of an activation's range that is less than any difference."""
 Results = dict[str, Array]
 
 
@@ -47,9 +49,10 @@ def check(runtime: aspen_mp.Runtime, seed: int) -> None:
     net = drawn(rng)
     loaded = runtime.load(net.model())
     with loaded.stream() as stream, loaded.stream() as whole, loaded.stream(same_bits=False) as close, ExitStack() as more:
+        sharp = more.enter_context(loaded.stream(layer_tol=NO_DIFFERENCE))
         x, changed = rng.standard_normal(net.shape).astype(np.float32), None
         for frame in range(FRAMES):
-            got, near = stream.run({"x": x}, changed), close.run({"x": x}, changed)
+            got, near, thresholds = (one.run({"x": x}, changed) for one in (stream, close, sharp))
             if not frame:
                 small, vague = (forgetful(loaded, stream.nbytes, rng, more, same_bits=same) for same in (True, False))
             same = got if small is None else small.run({"x": x}, changed)
@@ -59,7 +62,7 @@ def check(runtime: aspen_mp.Runtime, seed: int) -> None:
             for name, value in want.items():
                 assert got[name].tobytes() == value.tobytes(), f"seed {seed}, frame {frame}, {name}"
                 assert same[name].tobytes() == value.tobytes(), f"seed {seed}, frame {frame}, {name}: forgetful"
-                for found in (near, like):
+                for found in (near, like, thresholds):
                     far = np.abs(found[name] - value).max()
                     assert far <= 1e-4 * np.ptp(value) + 1e-6, f"seed {seed}, frame {frame}, {name}: too far"
             x, changed = next_frame(rng, x)

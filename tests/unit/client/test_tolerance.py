@@ -67,13 +67,13 @@ def test_frames_without_noise() -> None:
 
 
 def test_tolerances_by_input() -> None:
-    one, each = checked(0.5, 0, 0), checked({"a": 1, "b": np.float32(0.25)}, 8, np.int64(3))
+    one, each = checked(0.5, 0), checked({"a": 1, "b": np.float32(0.25)}, 8, refresh=np.int64(3))
     assert (one.of("a"), one.of("z"), list(one.names())) == (0.5, 0.5, [])
     assert (each.of("a"), each.of("b"), each.of("z"), sorted(each.names())) == (1.0, 0.25, 0.0, ["a", "b"])
     assert each.noise == 8.0
     assert each.refresh == 3
     assert EXACT.exact
-    assert checked({"a": 0.0}, 0.0, 5).exact
+    assert checked({"a": 0.0}, 0.0, refresh=5).exact
     assert not one.exact
     assert not Tolerance(noise=1.0).exact
     assert [applies(name) for name in ("float32", "float64", "uint8", "int8", "uint16", "int16")] == [True] * 6
@@ -86,7 +86,7 @@ def test_tolerances_by_input() -> None:
 )
 def test_values_out_of_range(tol: Any, noise: Any, refresh: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
-        checked(tol, noise, refresh)
+        checked(tol, noise, refresh=refresh)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_values_out_of_range(tol: Any, noise: Any, refresh: Any) -> None:
 )
 def test_values_of_other_types(tol: Any, noise: Any, refresh: Any) -> None:
     with pytest.raises(TypeError, match="must be"):
-        checked(tol, noise, refresh)
+        checked(tol, noise, refresh=refresh)
 
 
 NAN, INF = np.nan, np.inf

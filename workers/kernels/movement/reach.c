@@ -5,7 +5,7 @@
  * A tile's part is the hull of what reaches it, rounded outwards to multiples of the step's grains, within the tile. A tile that nothing
  * reaches has an empty part.
  *
- *     Read the changed boxes of the inputs.
+ *     Read the changed boxes of the inputs, and the marks of MOVED (moved.c) where thresholds lie before these steps.
  *     For each step in order: map the boxes of each source to boxes of the step's output. These are reached.
  *     For each step from the last to the first: what runs is what is reached, if its outputs are kept. It is what other steps that run
  *     read, if they are not. Widen the parts of the tiles that its boxes meet.
@@ -274,6 +274,22 @@ static int read_box(const volatile int32_t *in, const int64_t *dims, int64_t ran
   return there;
 }
 
+/* Makes boxes of the blocks that moved in a frame: one of each run in a row. Boxes that fit together are joined (`add`). */
+static void read_marks(const aspen_arg *marks, int32_t frame, struct list *list) {
+  const volatile int32_t *row = (const volatile int32_t *)marks->ptr;
+  const int64_t across = marks->dims[2];
+  list->n = 0;
+  for (int64_t n = 0; n < marks->dims[0]; n++)
+    for (int64_t i = 0; i < marks->dims[1]; i++, row += across)
+      for (int64_t j = 0; j < across; j++) {
+        if (row[j] != frame) continue;
+        struct box b = {{n, i, j}, {n + 1, i + 1, j + 1}};
+        while (j + 1 < across && row[j + 1] == frame) j++;
+        b.hi[2] = j + 1;
+        add(list, b, 3);
+      }
+}
+
 /* Reads an input's changed boxes: their number, and RANK lower and upper bounds for each. */
 static void read(const volatile int32_t *in, const int64_t *dims, int64_t rank, struct list *list) {
   int32_t n = in[0];
@@ -327,10 +343,14 @@ static struct done possible(const struct step *s, const struct list *lists, int 
   return d;
 }
 
+/* A program begins with the numbers of the model's inputs, of marks, of steps, and of outputs among these. */
+enum { INPUTS, MARKS, STEPS, OUTPUTS, HEAD };
+
 int FN(reach)(const aspen_call *c) {
-  const aspen_arg *out = &c->args[0], *counts = &c->args[1], *in = &c->args[2];
+  const aspen_arg *out = &c->args[0], *counts = &c->args[1], *in = &c->args[2], *marks = in + 1;
   const volatile int32_t *words = (const volatile int32_t *)in->ptr;
-  const int64_t *inputs = c->params + 3, *w = inputs, n_inputs = c->params[0], n_steps = c->params[1], n_outputs = c->params[2];
+  const int64_t *inputs = c->params + HEAD, *w = inputs, n_given = c->params[INPUTS], n_marks = c->params[MARKS];
+  const int64_t n_inputs = n_given + n_marks, n_steps = c->params[STEPS], n_outputs = c->params[OUTPUTS];
   uint32_t *part = (uint32_t *)out->ptr;
   double *ready = (double *)counts->ptr + sizeof(struct count) / sizeof(double);
   struct list *lists = (struct list *)c->scratch, *needed = lists + n_inputs + n_steps;
@@ -348,17 +368,18 @@ int FN(reach)(const aspen_call *c) {
     tile += tiles_of(&s);
     w += w[0];
   }
-  const int32_t mode = n_inputs && !forgets ? words[0] : 0; /* what is forgotten would be read before it is computed */
-  const int arriving = mode == ASPEN_REACH_ARRIVING || mode == ASPEN_REACH_FIRST;
+  const int32_t mode = n_given && !forgets ? words[0] : 0; /* what is forgotten would be read before it is computed */
+  const int arriving = !n_marks && (mode == ASPEN_REACH_ARRIVING || mode == ASPEN_REACH_FIRST);
   w = inputs;
-  for (int64_t i = 0; i < n_inputs; i++, words += ASPEN_REACH_WORDS) {
+  for (int64_t i = 0; i < n_given; i++, words += ASPEN_REACH_WORDS) {
     if (arriving) read_missing(words, w + 1, w[0], &lists[i]);
     else read(words, w + 1, w[0], &lists[i]);
     w += 1 + w[0];
   }
+  for (int64_t i = 0; i < n_marks; i++) read_marks(&marks[i], words[0], &lists[n_given + i]);
   for (int64_t row = 0; row < out->dims[0]; row++)
     for (int64_t k = 0; k < AXES; k++) part[row * 2 * AXES + k] = UINT32_MAX, part[row * 2 * AXES + AXES + k] = 0;
-  memset(ready, 0, 2 * n_outputs * sizeof *ready);
+  memset(ready, 0, (size_t)(2 * n_outputs) * sizeof *ready);
   for (int64_t k = 0; k < n_steps; k++) {
     struct step s = step_at(places[k].words);
     int64_t output = k - (n_steps - n_outputs);
@@ -387,5 +408,5 @@ int FN(reach)(const aspen_call *c) {
 }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_reach(const aspen_call *c) { return scratch_of(c->params[0], c->params[1]); }
+size_t aspen_scratch_reach(const aspen_call *c) { return scratch_of(c->params[INPUTS] + c->params[MARKS], c->params[STEPS]); }
 #endif

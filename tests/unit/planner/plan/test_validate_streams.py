@@ -17,7 +17,7 @@ from aspen_mp.shm.errors import PlanError, ResourceLimitError
 from aspen_mp.shm.tables import DTYPES, KERNELS, SPACES
 from aspen_mp.workers._dse import PlanRunner
 
-FIRST_STEP = 3 + 1 + 4
+FIRST_STEP = 4 + 1 + 4
 """Word of the first step in the program of a model with one input, which has four axes."""
 
 
@@ -95,11 +95,13 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("which outputs are kept", param("REACH", 0, 0)),
     ("a number of inputs", param("REACH", 0, -1)),
     ("a number of inputs", param("REACH", 0, 1 << 40)),
-    ("params", param("REACH", 1, 1)),
-    ("a number of steps", param("REACH", 1, -1)),
-    ("a number of outputs", param("REACH", 2, -1)),
-    ("shape of output 1", param("REACH", 2, 0)),
-    ("a rank", param("REACH", 3, 9)),
+    ("a number of marks", param("REACH", 1, -1)),
+    ("a number of marks", param("REACH", 1, 65)),
+    ("params", param("REACH", 2, 1)),
+    ("a number of steps", param("REACH", 2, -1)),
+    ("a number of outputs", param("REACH", 3, -1)),
+    ("shape of output 1", param("REACH", 3, 0)),
+    ("a rank", param("REACH", 4, 9)),
     ("words of the step", param("REACH", FIRST_STEP, 5)),
     ("words of a step", param("REACH", FIRST_STEP, 0)),
     ("a rank", param("REACH", FIRST_STEP + 1, -1)),

@@ -39,7 +39,7 @@ def place(box: Box) -> tuple[slice, ...]:
 def parts_of(node: Node, changes: Sequence[Sequence[Box]], isa: str | None = None, mode: int = 0) -> tuple[Array, Array]:
     """What REACH writes: a row for each tile, and the counts. `mode`: in place of the number of boxes."""
     words = np.zeros(node.inputs[0].shape, np.int32)
-    for row, found in zip(words, changes, strict=True):
+    for row, found in zip(words, changes, strict=False):
         row[0] = mode or len(found)
         for k, (lo, hi) in enumerate(found):
             row[1 + 2 * k * RANK :][: len(lo)] = lo

@@ -28,17 +28,19 @@ MOST_PARAMS = 4096
 Changes = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
-def by_kernel(program: Sequence[int], changes: Changes, tiles: int, isa: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    parts, counts = np.full((tiles, 2 * TILE_AXES), 7, np.uint32), np.full((1, reach_op.COUNTS + reach_op.READY * program[2]), 7.0)
-    assert _kernels.call(reach_op.NAME, [parts, counts, changes], list(program), [0, 0], list(parts.shape), isa=isa) == 0
+def by_kernel(
+    program: Sequence[int], changes: Changes, marks: Sequence[Changes], tiles: int, isa: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    parts, counts = np.full((tiles, 2 * TILE_AXES), 7, np.uint32), np.full((1, reach_op.COUNTS + reach_op.READY * program[3]), 7.0)
+    assert _kernels.call(reach_op.NAME, [parts, counts, changes, *marks], list(program), [0, 0], list(parts.shape), isa=isa) == 0
     return parts, counts[0, : reach_op.COUNTS]
 
 
-def compare(program: Sequence[int], changes: Changes) -> np.ndarray:
+def compare(program: Sequence[int], changes: Changes, marks: Sequence[Changes] = ()) -> np.ndarray:
     """Parts by the kernel, on every instruction set, which are those of the other evaluation."""
-    want, want_counts = evaluate(program, changes)
+    want, want_counts = evaluate(program, changes, marks)
     for isa in _kernels.isas() if len(program) <= MOST_PARAMS else ():
-        parts, counts = by_kernel(program, changes, len(want), isa)
+        parts, counts = by_kernel(program, changes, marks, len(want), isa)
         np.testing.assert_array_equal(parts, want)
         np.testing.assert_allclose(counts, want_counts, rtol=1e-12)
     return want
@@ -46,8 +48,8 @@ def compare(program: Sequence[int], changes: Changes) -> np.ndarray:
 
 def boxes_of_inputs(rng: np.random.Generator, given_: Sequence[Tensor]) -> tuple[Changes, dict[Tensor, Mask]]:
     """Random boxes, as REACH reads them, and as masks."""
-    changes, masks = np.zeros((len(given_), WORDS), np.int32), {}
-    for row, t in zip(changes, given_, strict=True):
+    changes, masks = np.zeros((len(given_) + 1, WORDS), np.int32), {}
+    for row, t in zip(changes, given_, strict=False):
         masks[t] = np.zeros(t.shape, bool)
         row[0] = rng.integers(0, rng.choice([2, 5, BOXES + 1])) if t.size else 0
         for k in range(row[0]):
@@ -115,11 +117,13 @@ def test_parts_of_random_graphs(graph: Graph, seed: int, keeping: str, forgets: 
     check(graph, seed, keeping, frames=2, forgets=forgets)
 
 
-def random_program(rng: np.random.Generator) -> tuple[list[int], int]:
-    """A program that no graph has led to, and its number of inputs. Slopes, offsets, divisors and ranges of maps are any."""
+def random_program(rng: np.random.Generator) -> tuple[list[int], int, list[Changes]]:
+    """A program that no graph has led to, its number of inputs, and marks. Slopes, offsets, divisors and ranges of maps are any."""
     shapes = [[int(d) for d in rng.integers(1, 9, rng.integers(0, 5))] for _ in range(rng.integers(1, 4))]
     n_inputs, n_steps = len(shapes), int(rng.integers(1, 6))
-    words = [n_inputs, n_steps, 0, *(word for shape in shapes for word in (len(shape), *shape))]
+    marks = [rng.integers(-1, 2, rng.integers(1, 12, 3)).astype(np.int32) for _ in range(rng.integers(0, 3))]
+    shapes += [list(one.shape) for one in marks]
+    words = [n_inputs, len(marks), n_steps, 0, *(word for shape in shapes for word in (len(shape), *shape))]
     for _ in range(n_steps):
         dims = [int(d) for d in rng.integers(1, 12 if rng.random() < 0.8 else 60, rng.integers(0, 5))]
         block = [len(dims), *dims, int(np.float64(rng.integers(1, 9)).view(np.int64)), int(rng.integers(0, 3))]
@@ -144,15 +148,16 @@ def random_program(rng: np.random.Generator) -> tuple[list[int], int]:
                 block += [out, into, first, last, a, begin, begin + int(rng.integers(0, 30)), c]
         words += [len(block) + 1, *block]
         shapes.append(dims)
-    return words, n_inputs
+    return words, n_inputs, marks
 
 
 def random_boxes(rng: np.random.Generator, n_inputs: int) -> Changes:
     """Boxes of any kind: also empty ones, some beyond the input, garbage, and more than there may be."""
-    changes = rng.integers(-3, 12, (n_inputs, WORDS)).astype(np.int32)
+    changes = rng.integers(-3, 12, (n_inputs + 1, WORDS)).astype(np.int32)
     wild = rng.random(changes.shape) < 0.01
     changes[wild] = rng.integers(-(1 << 31), 1 << 31, int(wild.sum()))
-    changes[:, 0] = rng.choice([0, 1, 2, 5, BOXES, BOXES + 1, -7, (1 << 31) - 1, -(1 << 31)], n_inputs)
+    changes[:, 0] = rng.choice([0, 1, 2, 5, BOXES, BOXES + 1, -7, (1 << 31) - 1, -(1 << 31)], n_inputs + 1)
+    changes[-1, 0] = 1  # the frame
     assert not np.isin(changes[:, 0], [NUMBERS["REACH_ARRIVING"], NUMBERS["REACH_FIRST"]]).any()
     return changes
 
@@ -161,6 +166,6 @@ def test_random_programs_mean_the_same_to_both() -> None:
     """Also where boxes are garbage, as a hostile client may write them."""
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        program, n_inputs = random_program(rng)
+        program, n_inputs, marks = random_program(rng)
         for _ in range(3):
-            compare(program, random_boxes(rng, n_inputs))
+            compare(program, random_boxes(rng, n_inputs), marks)
