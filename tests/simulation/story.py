@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import judge, marks, users, weather
+from simulation import judge, marks, streams, users, weather
 from simulation.native import _hooks
 from simulation.world.choices import Choices
 from simulation.world.descriptions import EventFd, Listener
@@ -51,7 +51,8 @@ REST_S: Final = 120.0
 
 @dataclass(slots=True)
 class Options:
-    """The options of a history. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
+    """The options of a history. `without`: kinds of trouble that are left out; `most`: of each user's acts.
+    `streams`: users have streams in any case."""
 
     seed: int
     steps: int = 100_000
@@ -59,6 +60,7 @@ class Options:
     acts: int = 12
     without: tuple[str, ...] = ()
     most: int | None = None
+    streams: bool = False
     trouble: bool = True
     trace: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -79,8 +81,10 @@ class Story:
         install(self.world)
         marks.observe(self.world)
         self.judgement = judge.Judge(self.world)
-        self.weather = self._draw_weather()
+        self.open_streams = streams.OpenStreams(self)
         self.scripts = users.draw(options.seed, options.users, options.acts)
+        self.streamed = streams.put_in(options.seed, self.scripts, options.streams)
+        self.weather = self._draw_weather()
         if options.most is not None:
             self._shorten(options.most)
         self.answers = 0
@@ -107,7 +111,10 @@ class Story:
     def _draw_weather(self) -> weather.Weather:
         choices = self.choices
         kinds = tuple(kind for kind in weather.KINDS if choices.chance(0.35) and self.options.trouble and kind not in self.options.without)
-        return weather.Weather(self.world, kinds, 0.05 * 40 ** choices.uniform())
+        mean_s = 0.05 * 40 ** choices.uniform()
+        if self.streamed and choices.chance(0.4) and self.options.trouble and "faults" not in self.options.without:
+            kinds += ("faults",)
+        return weather.Weather(self.world, kinds, mean_s)
 
     def _shorten(self, most: int) -> None:
         for script in self.scripts:
@@ -169,6 +176,10 @@ class Story:
     def judge(self, script: users.Script, act: users.Act, error: BaseException) -> None:
         """An error has reached a user: is it one that this trouble explains?"""
         self.busy.pop(script.name, None)
+        self.judge_part(script, act, error)
+
+    def judge_part(self, script: users.Script, act: users.Act, error: BaseException) -> None:
+        """The same where the act goes on."""
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
         if "has not come back" in str(error):
@@ -208,7 +219,7 @@ class Story:
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             return "scarce" in rates
         if isinstance(error, errors.PoisonTile):
-            return bool(rates & {"kill-worker", "kill-anyone"})
+            return bool(rates & {"kill-worker", "kill-anyone", "faults"})
         if script.name == "host":
             return "scarce" in rates
         return False
