@@ -40,8 +40,8 @@ MAPPED: Final = 3
 CALM_S: Final = 3.0
 """The same where there is no trouble, beside the time in which planning children ran.
 
-One child plans for all users, one plan after the other. A slice of it takes up to 50 us times its slowness, which chance draws up to 10 000
-(`Story.__init__`), so a plan takes seconds, and an act may wait for several. Only slices of theirs count: while a wake-up is lost, none runs.
+One child plans for all users, one plan after the other. A slice of it takes up to 50 us times its slowness, which chance draws up to
+10 000 (`Story.__init__`). So a plan takes seconds, and an act may wait for several. Only slices count: while a wake-up is lost, none runs.
 """
 MISSED_S: Final = 60.0
 """Who waits for a runtime must have found one that has been there for so long."""

@@ -1,7 +1,8 @@
-"""What users do with streams of frames and with requests whose inputs arrive in pieces, and what must hold of these."""
+"""Acts of users with streams of frames and with requests whose inputs arrive in pieces."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from simulation import models
 
 if TYPE_CHECKING:
     from simulation.story import Story
-    from simulation.users import Act, Script, User
+    from simulation.users import Script, User
     from simulation.world.processes import Process
 
 SHARE: Final = 0.25
@@ -24,7 +25,7 @@ BEFORE: Final = 0.3
 KINDS: Final = ("stream", "stream", "begin")
 """The acts, as often as they stand here."""
 BACK_S: Final = 300.0
-"""After their last act, users wait for so many virtual seconds at most until no region is in use."""
+"""Virtual seconds that users wait after their last act, at most, until no region is in use."""
 TOL: Final = 0.5
 """A tolerance that no difference of whole numbers is within."""
 
@@ -268,7 +269,11 @@ class Film:
         frame, said = self._next()
         seconds = 1e-5 * 2000 ** self._chance.random()
         how = {"timeout": seconds} if self._chance.random() < 0.5 else {"deadline_ms": 1e3 * seconds}
-        ask = (lambda: self.stream.run(frame, said, **how)) if self._chance.random() < 0.5 else lambda: self.stream.submit(frame, said, **how).result()
+        waits = self._chance.random() < 0.5
+
+        def ask() -> Any:
+            return self.stream.run(frame, said, **how) if waits else self.stream.submit(frame, said, **how).result()
+
         self._answer(frame, ask, is_late)
 
     def _wrong(self) -> None:
@@ -277,11 +282,9 @@ class Film:
 
         if self._known.name != "lookup":
             return self._one()
-        before = self._frame
-        frame, said = self._next()
-        frame = {name: array.copy() for name, array in frame.items()}
+        right, _ = self._next()
+        frame = {name: array.copy() for name, array in right.items()}
         frame["i"][self._chance.randrange(frame["i"].size)] = models.ROWS_OF_TABLE + 3
-        right = self._frame
         try:
             self.stream.run(frame)
         except BaseException as error:
@@ -289,14 +292,12 @@ class Film:
                 self._bear(error)
         else:
             self._user.story.wrong(f"{self._user.script.name}: a frame with a wrong number has a result")
-        del before, said
-        self._frame = right
         where = np.flatnonzero(frame["i"] != right["i"])
         said = {"i": [[[int(where[0])], [int(where[0]) + 1]]]}
         return self._answer(right, lambda: self.stream.run(right, said))
 
     def _refused(self) -> None:
-        """A frame whose arguments are wrong. What is said of the next one is then not all that has changed."""
+        """A frame whose arguments are wrong. Then the next one differs by more than is said of it."""
         from aspen_mp import errors
 
         frame, _ = self._next()
@@ -331,7 +332,7 @@ def _pieces(array: Any, chance: random.Random) -> list[tuple[int, int, int]]:
     axes = [axis for axis, extent in enumerate(array.shape) if extent > 1] or [0]
     axis = chance.choice(axes)
     cuts = sorted({0, array.shape[axis], *(chance.randrange(1 + array.shape[axis]) for _ in range(chance.randrange(8)))})
-    found = [(axis, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
+    found = [(axis, first, last) for first, last in itertools.pairwise(cuts)]
     if chance.random() < 0.3:
         chance.shuffle(found)
     return found

@@ -287,8 +287,8 @@ class ModelStream:
         copy: bool = True,
         views: bool = False,
     ) -> RequestFuture:
-        """A frame behind those that wait for their turn. `frame`, `terms`: arguments of `submit`. `copy`: of its inputs. `views`: its outputs
-        are views of the stream's memory."""
+        """A frame behind those that wait for their turn. `frame`, `terms`: arguments of `submit`. `copy`: whether its inputs are copied.
+        `views`: whether its outputs are views of the stream's memory."""
         model = self._model
         told: Changes | None = None
         try:
