@@ -156,11 +156,11 @@ FAULTS: Final[dict[str, Planted]] = {
         "a stream counts on memory to which a worker that died of a fault may have written",
         streams=True,
     ),
-    "failed-frames-count": Planted(
+    "cancelled-frames-count": Planted(
         f"{CLIENT}.streams.model_stream",
-        "                self._valid = False  # it may have failed before the region had anything of it\n                raise\n",
-        "                raise\n",
-        "a stream takes a frame that failed for the one before the next",
+        "                if future.done():  # cancelled: the region has nothing of it\n                    self._invalidate()\n",
+        "                if future.done():\n                    pass\n",
+        "a stream takes a frame that was cancelled before its turn for the one before the next",
         streams=True,
     ),
     "word-of-a-dead-worker": Planted(

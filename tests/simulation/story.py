@@ -212,6 +212,8 @@ class Story:
             return True
         if isinstance(error, errors.ResourceLimitError):
             return bool(rates & {"scarce", "kill-plan", "kill-anyone", "memory"})
+        if isinstance(error, errors.PlanError) and "its file has been cut" in str(error):
+            return "cache" in rates
         if isinstance(error, errors.PlanError):
             return bool(rates & {"kill-plan", "kill-anyone"})
         if isinstance(error, errors.RuntimeLost | errors.RuntimeNotFound):

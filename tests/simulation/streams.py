@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,9 +74,12 @@ class OpenStreams:
         rebuild = recovery.Recovery._rebuild
 
         def rebuilt(own: Any, buffers: Any) -> None:
-            if own._restart:
-                self._scribble()
+            restart = own._restart
+            if restart:
+                self._scribble(under_way=True)
             rebuild(own, buffers)
+            if restart:
+                self._scribble(under_way=False)
 
         recovery.Recovery._rebuild = rebuilt  # type: ignore[method-assign]
 
@@ -90,19 +93,23 @@ class OpenStreams:
         finally:
             self._open.remove(opened)
 
-    def _scribble(self) -> None:
-        """A worker has died of a fault, and the world stands still: it has written wherever somebody must not count on memory any more."""
+    def _scribble(self, *, under_way: bool) -> None:
+        """A worker has died of a fault, and has written where nobody may count on memory any more. Frames that are under way lose their
+        activations while the world stands still. Idle streams lose everything, once they can see the fault."""
         planner = self._story.world.here.pid
-        for each in self._open:
+        for each in list(self._open):
             stage, region = getattr(each.what, "_stage", None), getattr(each.what, "_region", None)
             if not each.process.alive or stage is None or region is None or stage._session.control.server_pid != planner:
                 continue
-            counts, begin = stage.planned.outputs[-1], 0
-            if not each.whole or each.what._turn.locked():  # inputs of a request that is under way are as those of any other
-                begin = counts.offset + counts.nbytes
+            has_seen = each.whole and each.what._faults == stage.faults()
+            idle = each.whole and not each.what._turn.locked() and each.what._region is region
+            if idle == under_way or (idle and has_seen):
+                continue
+            counts = stage.planned.outputs[-1]
+            begin = 0 if idle else counts.offset + counts.nbytes
             n = stage.planned.region - begin
             region.span.buffer[region.span.offset + begin : region.span.offset + begin + n] = self._garbage.randbytes(n)
-            self._story.history.sometimes("garbage in a stream's memory")
+            self._story.history.sometimes("garbage in a stream's memory" if idle else "garbage in a frame's memory")
 
 
 class Regions:
@@ -407,16 +414,17 @@ def _write(user: User, known: models.Known, request: Any, feeds: models.Arrays, 
         pieces.sort(key=lambda piece: piece[2])
     leaves = chance.randrange(len(pieces) + 1) if chance.random() < 0.25 else -1
     cancels, slow = chance.random() < 0.3, chance.random() < 0.4
+    forgets = leaves >= 0 and chance.random() < 0.3  # instead of leaving a block
     reader, results = None, None
     name = next(iter(known.answer(known.feeds(0, known.lengths[0]))))
     try:
-        with user.story.open_streams.holding(request, False), request:
-            if chance.random() < 0.4:
+        with user.story.open_streams.holding(request, False), nullcontext() if forgets else request:
+            if not forgets and chance.random() < 0.4:
                 reader = Reader(request, name)
             for k, (one, axis, first, last) in enumerate(pieces):
                 user.regions.see(request)
                 if k == leaves:
-                    if cancels:
+                    if cancels and not forgets:
                         request.cancel()
                     return
                 place = (*(slice(None),) * axis, slice(first, last))
