@@ -211,7 +211,11 @@ class Film:
     # ---- giving them
 
     def step(self) -> None:
-        """One frame, or some at a time, or something that goes wrong."""
+        """One frame, or some at a time, or something that goes wrong. A fault may come before it."""
+        from aspen_mp.system import clock
+
+        if "faults" in self._user.story.weather.kinds and self._chance.random() < 0.3:
+            clock.sleep(1e-3 * 1000 ** self._chance.random())
         at = self._chance.random()
         if at < 0.5:
             self._one()
