@@ -163,13 +163,6 @@ FAULTS: Final[dict[str, Planted]] = {
         "a stream takes a frame that was cancelled before its turn for the one before the next",
         streams=True,
     ),
-    "word-of-a-dead-worker": Planted(
-        f"{CLIENT}.streams.arriving_request",
-        "        elif self._trust[0] == _TOLD:  # a worker died before it could say that the first band has ended\n            self._trust[...] = 0\n",
-        "",
-        "rows that arrive after a fault count on what a band before it has computed",
-        streams=True,
-    ),
 }
 """By name, in the order in which they are tried."""
 
