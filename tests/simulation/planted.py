@@ -149,6 +149,13 @@ FAULTS: Final[dict[str, Planted]] = {
         "the same",
         streams=True,
     ),
+    "faults-unseen": Planted(
+        f"{CLIENT}.streams.model_stream",
+        "        was_valid, self._valid = self._valid and faults == self._faults, False\n",
+        "        was_valid, self._valid = self._valid, False\n",
+        "a stream counts on memory to which a worker that died of a fault may have written",
+        streams=True,
+    ),
     "cancelled-frames-count": Planted(
         f"{CLIENT}.streams.model_stream",
         "                if future.done():  # cancelled: the region has nothing of it\n                    self._invalidate()\n",
