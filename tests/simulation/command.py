@@ -73,6 +73,7 @@ def one(options: Any, trace: bool) -> dict[str, Any]:
 
 PRELOADED = (
     *("numpy", "onnx", "aspen_mp", "aspen_mp.client.runtime", "aspen_mp.client.model", "aspen_mp.client.workload"),
+    *("aspen_mp.client.streams.model_stream", "aspen_mp.client.streams.arriving_request"),
     *("aspen_mp.control.boot", "aspen_mp.control.process.main", "aspen_mp.control.planning.child_main", "aspen_mp.workers.main"),
     *("aspen_mp.workers.zygote", "aspen_mp.workers.fallback.opaque_tile", "simulation.story"),
 )
@@ -188,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     number("--without", default="", help="Kinds of trouble to leave out, separated by commas.")
     number("--plant", default="", help="A fault of planted.py to look for. The first history that fails because of it ends the search.")
     number("--hang-s", type=float, default=0.0, help="Seconds after which the present lines of Python are printed.")
+    flag("--streams", help="Have users with streams in all histories.")
     flag("--calm", help="Leave out all trouble.")
     flag("--trace", help="Print what happens.")
     flag("--slices", help="Print which thread runs when.")
@@ -203,9 +205,11 @@ def main() -> int:
     given = _parser().parse_args()
     _again()
     if given.plant:
+        from simulation import planted
         from simulation.serving import planted as serving
 
         given.kind = "serve" if given.plant in serving.FAULTS else "runtime"
+        given.streams |= given.kind == "runtime" and planted.FAULTS[given.plant].streams
     if given.table:
         from simulation import planted
 
@@ -224,6 +228,7 @@ def main() -> int:
             without=tuple(filter(None, given.without.split(","))),
             trouble=not given.calm,
             most=given.most,
+            streams=given.streams,
             extra={"hang_s": given.hang_s, "slices": given.slices, "kind": given.kind},
         )
 

@@ -128,5 +128,92 @@ def known() -> tuple[Known, ...]:
     return (_sum(), _chain(), _places(), _branches(), _pool())
 
 
+def _around(x: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A convolution of 3 x 3 with a line of zeros around the picture."""
+    height, width = x.shape[2:]
+    padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    views = [padded[:, :, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return np.einsum("knchw,kmc->nmhw", np.stack(views), weights.reshape(*weights.shape[:2], 9).transpose(2, 0, 1)).astype(np.float32)
+
+
+def _picture() -> Known:
+    """Convolutions, which widen changes, and a sum with what was before them."""
+    first, second = small_integers(11, 4, 2, 3, 3), small_integers(12, 4, 4, 3, 3)
+    pads = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    data = model_bytes(
+        [
+            helper.make_node("Conv", ["x", "v"], ["a"], **pads),
+            helper.make_node("Relu", ["a"], ["b"]),
+            helper.make_node("Conv", ["b", "w"], ["c"], **pads),
+            helper.make_node("Add", ["b", "c"], ["d"]),
+            helper.make_node("MaxPool", ["d"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+        ],
+        [value_info("x", [1, 2, "h", "w"])],
+        [value_info("y", [1, 4, "p", "q"])],
+        {"v": first, "w": second},
+        name="picture",
+    )
+
+    def answer(feeds: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        before = np.maximum(_around(feeds["x"], first), 0)
+        whole = before + _around(before, second)
+        height, width = whole.shape[2] // 2, whole.shape[3] // 2
+        return {"y": whole[:, :, : 2 * height, : 2 * width].reshape(1, 4, height, 2, width, 2).max(axis=(3, 5))}
+
+    return Known("picture", data, (8, 12, 20, 33), lambda seed, n: {"x": small_integers(seed, 1, 2, n, 4 + n % 9)}, answer)
+
+
+def _views() -> Known:
+    """Two pictures of the same place, of which one may change alone."""
+    weights = small_integers(13, 3, 2, 3, 3)
+    data = model_bytes(
+        [
+            helper.make_node("Conv", ["left", "w"], ["a"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("Conv", ["right", "w"], ["b"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            helper.make_node("Sub", ["a", "b"], ["c"]),
+            helper.make_node("Abs", ["c"], ["y"]),
+        ],
+        [value_info("left", [1, 2, 24, 10]), value_info("right", [1, 2, 24, 10])],
+        [value_info("y", [1, 3, 24, 10])],
+        {"w": weights},
+        name="views",
+    )
+    return Known(
+        "views",
+        data,
+        (0,),
+        lambda seed, n: {"left": small_integers(seed, 1, 2, 24, 10), "right": small_integers(seed + 1, 1, 2, 24, 10)},
+        lambda f: {"y": np.abs(_around(f["left"], weights) - _around(f["right"], weights))},
+    )
+
+
+def _lookup() -> Known:
+    """Rows of a table by their numbers. Numbers may be wrong."""
+    table, weights = small_integers(14, ROWS_OF_TABLE, 8), small_integers(15, 8, 12)
+    data = model_bytes(
+        [helper.make_node("Gather", ["table", "i"], ["rows"]), helper.make_node("MatMul", ["rows", "w"], ["y"])],
+        [value_info("i", [24], TensorProto.INT64)],
+        [value_info("y", [24, 12])],
+        {"table": table, "w": weights},
+        name="lookup",
+    )
+    return Known(
+        "lookup",
+        data,
+        (0,),
+        lambda seed, n: {"i": (small_integers(seed, 24) + 2).astype(np.int64)},
+        lambda f: {"y": table[f["i"]] @ weights},
+    )
+
+
+@functools.cache
+def streamed() -> tuple[Known, ...]:
+    """Models of streams: most keep activations in one stage, one has values that are not tensors of a known shape."""
+    picture = _picture()
+    return (picture, _views(), _lookup(), picture, _chain(), _pool(), _places())
+
+
+ROWS_OF_TABLE: Final = 6
+"""Rows of the table of `lookup`: a larger number is an error."""
 BROKEN: Final = b"no model"
 """Bytes that no frontend accepts."""

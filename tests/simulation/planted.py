@@ -19,13 +19,14 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A fault. `old` stands once in the module's source. `was`: what was really wrong before; empty: this was never there."""
+    """A fault. `old` stands once in the module's source. `was`: what was really wrong before; empty: this was never there. `streams`: users need streams to find it."""
 
     module: str
     old: str
     new: str
     what: str
     was: str = ""
+    streams: bool = False
 
 
 CONTROL: Final = "aspen_mp.control"
@@ -139,6 +140,28 @@ FAULTS: Final[dict[str, Planted]] = {
         "        if not any(handle.in_flight for handle in handles):\n            session.quiet()\n",
         "        pass\n",
         "a runtime that stops is not told that its clients are quiet, so that it always waits for its grace period",
+    ),
+    "frames-overtaken": Planted(
+        f"{CLIENT}.streams.model_stream",
+        "        if self._queued:  # frames that were given before\n",
+        "        if self._queued and copy:\n",
+        "a frame whose outputs are views overtakes those that wait, so that changes of a cancelled one are lost",
+        "the same",
+        streams=True,
+    ),
+    "faults-unseen": Planted(
+        f"{CLIENT}.streams.model_stream",
+        "        was_valid, self._valid = self._valid and faults == self._faults, False\n",
+        "        was_valid, self._valid = self._valid, False\n",
+        "a stream counts on memory to which a worker that died of a fault may have written",
+        streams=True,
+    ),
+    "cancelled-frames-count": Planted(
+        f"{CLIENT}.streams.model_stream",
+        "                if future.done():  # cancelled: the region has nothing of it\n                    self._invalidate()\n",
+        "                if future.done():\n                    pass\n",
+        "a stream takes a frame that was cancelled before its turn for the one before the next",
+        streams=True,
     ),
 }
 """By name, in the order in which they are tried."""

@@ -63,6 +63,8 @@ def command(options: Options, kind: str = "runtime") -> str:
     ordinary = Options(options.seed)
     changed = [name for name in ("users", "acts", "steps") if getattr(options, name) != getattr(ordinary, name)]
     words += [f"--{name} {getattr(options, name)}" for name in changed]
+    if options.streams:
+        words.append("--streams")
     if options.most is not None:
         words.append(f"--most {options.most}")
     if options.without:

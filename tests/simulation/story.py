@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from simulation import judge, marks, users, weather
+from simulation import judge, marks, streams, users, weather
 from simulation.native import _hooks
 from simulation.world.choices import Choices
 from simulation.world.descriptions import EventFd, Listener
@@ -38,7 +38,11 @@ BOUND_S: Final = 600.0
 MAPPED: Final = 3
 """Segments that a worker has mapped while nobody but the host is connected."""
 CALM_S: Final = 3.0
-"""The same where there is no trouble."""
+"""The same where there is no trouble, beside the time in which planning children ran.
+
+One child plans for all users, one plan after the other. A slice of it takes up to 50 us times its slowness, which chance draws up to
+10 000 (`Story.__init__`). So a plan takes seconds, and an act may wait for several. Only slices count: while a wake-up is lost, none runs.
+"""
 MISSED_S: Final = 60.0
 """Who waits for a runtime must have found one that has been there for so long."""
 REST_S: Final = 120.0
@@ -47,7 +51,8 @@ REST_S: Final = 120.0
 
 @dataclass(slots=True)
 class Options:
-    """The options of a history. `without`: kinds of trouble that are left out; `keep`: which acts each user keeps."""
+    """The options of a history. `without`: kinds of trouble that are left out; `most`: of each user's acts.
+    `streams`: users have streams in any case."""
 
     seed: int
     steps: int = 100_000
@@ -55,6 +60,7 @@ class Options:
     acts: int = 12
     without: tuple[str, ...] = ()
     most: int | None = None
+    streams: bool = False
     trouble: bool = True
     trace: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -75,13 +81,15 @@ class Story:
         install(self.world)
         marks.observe(self.world)
         self.judgement = judge.Judge(self.world)
-        self.weather = self._draw_weather()
+        self.open_streams = streams.OpenStreams(self)
         self.scripts = users.draw(options.seed, options.users, options.acts)
+        self.streamed = streams.put_in(options.seed, self.scripts, options.streams)
+        self.weather = self._draw_weather()
         if options.most is not None:
             self._shorten(options.most)
         self.answers = 0
         self.errors: dict[str, int] = {}
-        self.busy: dict[str, tuple[users.Act, int]] = {}
+        self.busy: dict[str, tuple[users.Act, int, int]] = {}
         self.ended = False
         self._end = Waiters(self.world.scheduler)
         self.host: Any = None
@@ -103,7 +111,10 @@ class Story:
     def _draw_weather(self) -> weather.Weather:
         choices = self.choices
         kinds = tuple(kind for kind in weather.KINDS if choices.chance(0.35) and self.options.trouble and kind not in self.options.without)
-        return weather.Weather(self.world, kinds, 0.05 * 40 ** choices.uniform())
+        mean_s = 0.05 * 40 ** choices.uniform()
+        if self.streamed and choices.chance(0.4) and self.options.trouble and "faults" not in self.options.without:
+            kinds += ("faults",)
+        return weather.Weather(self.world, kinds, mean_s)
 
     def _shorten(self, most: int) -> None:
         for script in self.scripts:
@@ -134,15 +145,20 @@ class Story:
                 self.world.violation(f"{script.name} has not found {planner.name}, which has been there for {there / 1e9:.0f} s")
 
     def begins(self, name: str, act: users.Act) -> None:
-        self.busy[name] = act, self.world.scheduler.now
+        self.busy[name] = act, self.world.scheduler.now, self._planned_ns()
         self.history.note(f"{name} {act.what}")
 
     def done(self, name: str, act: users.Act) -> None:
-        _, since = self.busy.pop(name)
+        _, since, planned = self.busy.pop(name)
         took = (self.world.scheduler.now - since) / 1e9
+        planning = (self._planned_ns() - planned) / 1e9
         calm = not self.choices.trouble.rates and not self.weather.kinds
-        if calm and act.what not in {"think", "workload"} and took > CALM_S:
-            self.world.violation(f"{name}: {act.what} took {took:.3f} s although nothing was in the way")
+        if calm and act.what not in {"think", "workload"} and took > CALM_S + planning:
+            self.world.violation(f"{name}: {act.what} took {took:.3f} s, {planning:.3f} s of it planning, although nothing was in the way")
+
+    def _planned_ns(self) -> int:
+        """How long planning children have run so far."""
+        return sum(process.cpu_ns for process in self.world.processes.values() if process.kind == "plan")
 
     def answered(self) -> None:
         self.answers += 1
@@ -160,6 +176,10 @@ class Story:
     def judge(self, script: users.Script, act: users.Act, error: BaseException) -> None:
         """An error has reached a user: is it one that this trouble explains?"""
         self.busy.pop(script.name, None)
+        self.judge_part(script, act, error)
+
+    def judge_part(self, script: users.Script, act: users.Act, error: BaseException) -> None:
+        """The same where the act goes on."""
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
         if "has not come back" in str(error):
@@ -192,6 +212,8 @@ class Story:
             return True
         if isinstance(error, errors.ResourceLimitError):
             return bool(rates & {"scarce", "kill-plan", "kill-anyone", "memory"})
+        if isinstance(error, errors.PlanError) and "its file has been cut" in str(error):
+            return "cache" in rates
         if isinstance(error, errors.PlanError):
             return bool(rates & {"kill-plan", "kill-anyone"})
         if isinstance(error, errors.RuntimeLost | errors.RuntimeNotFound):
@@ -199,7 +221,7 @@ class Story:
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             return "scarce" in rates
         if isinstance(error, errors.PoisonTile):
-            return bool(rates & {"kill-worker", "kill-anyone"})
+            return bool(rates & {"kill-worker", "kill-anyone", "faults"})
         if script.name == "host":
             return "scarce" in rates
         return False
@@ -313,7 +335,7 @@ class Story:
 
     def _stuck(self, what: str) -> None:
         lines = [what]
-        for name, (act, since) in self.busy.items():
+        for name, (act, since, _) in self.busy.items():
             lines.append(f"  {name}: {act.what} for {(self.world.scheduler.now - since) / 1e9:.3f} s")
         for process in self.world.processes.values():
             if process.alive:

@@ -46,6 +46,13 @@ def test_without_trouble_nothing_takes_long() -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.parametrize("options", [("--calm",), ()])
+def test_histories_of_streams_hold(options: tuple[str, ...]) -> None:
+    done = command("--streams", "--seed", "1", "--count", "400" if LONG else "10", *options)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert ", 0 failed" in done.stdout
+
+
 @pytest.mark.parametrize("options", [("--calm",), (), ("--users", "5", "--acts", "20")])
 def test_histories_of_servers_hold(options: tuple[str, ...]) -> None:
     for each in ("uvicorn", "httptools", "uvloop", "simdjson", "orjson", "starlette"):
@@ -55,8 +62,9 @@ def test_histories_of_servers_hold(options: tuple[str, ...]) -> None:
     assert ", 0 failed" in done.stdout
 
 
-def test_two_runs_of_a_seed_are_the_same() -> None:
-    done = command("--seed", "501", "--count", "200" if LONG else "5", "--twice")
+@pytest.mark.parametrize("options", [(), ("--streams",)])
+def test_two_runs_of_a_seed_are_the_same(options: tuple[str, ...]) -> None:
+    done = command("--seed", "501", "--count", "200" if LONG else "5", "--twice", *options)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "two runs differ" not in done.stdout
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from simulation import models
+from simulation import models, streams
 
 if TYPE_CHECKING:
     from simulation.story import Story
@@ -82,9 +82,13 @@ class User:
         self.script = script
         self.runtime: Any = None
         self.loaded: list[tuple[models.Known, Any]] = []
+        self.of_streams: dict[str, Any] = {}
+        self.regions = streams.Regions()
+        self.act = Act("begin", ())
 
     def live(self) -> None:
         for act in self.script.acts:
+            self.act = act
             self.story.begins(self.script.name, act)
             try:
                 self.runtime = self.runtime or self.story.connect(self.script)
@@ -94,10 +98,8 @@ class User:
                 self._after(error)
             else:
                 self.story.done(self.script.name, act)
-        self.loaded.clear()
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        self.regions.look(self)
+        self._let_go()
 
     def _after(self, error: BaseException) -> None:
         """A runtime that was lost takes its models along, unless handles find the next one."""
@@ -106,8 +108,17 @@ class User:
         if isinstance(error, errors.RuntimeLost) and (not self.script.retry or self.runtime is None or self.runtime.closed):
             self._let_go()
 
+    def bear(self, error: BaseException) -> None:
+        """An error of a part of an act, which goes on unless its handles are of no use any more."""
+        from aspen_mp import errors
+
+        if isinstance(error, errors.RuntimeLost) and not self.script.retry:
+            raise error
+        self.story.judge_part(self.script, self.act, error)
+
     def _let_go(self) -> None:
         self.loaded.clear()
+        self.of_streams.clear()
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             runtime.close()
@@ -281,6 +292,19 @@ class User:
             work.add(known.data, feeds=lambda: self._draw(known, number), every_ms=ms % 20 + 1, on_result=got.append)
             work.start()
             work.wait(0.1)
+
+    def streamed(self, which: int) -> tuple[models.Known, Any]:
+        """A model of streams, which is loaded at its first use."""
+        known = models.streamed()[which % len(models.streamed())]
+        if known.name not in self.of_streams:
+            self.of_streams[known.name] = self.runtime.load(known.data, name=known.name)
+        return known, self.of_streams[known.name]
+
+    def do_stream(self, which: int, number: int) -> None:
+        streams.film(self, which, number)
+
+    def do_begin(self, which: int, number: int) -> None:
+        streams.arrive(self, which, number)
 
     def do_reconnect(self, *_: int) -> None:
         self._let_go()

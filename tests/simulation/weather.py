@@ -13,7 +13,7 @@ from simulation.world.processes import Process
 from simulation.world.world import World
 
 KINDS: Final = ("kill-anyone", "stop-anyone", "end-planner", "cores", "memory", "cache", "clock", "run-folder")
-"""Kinds of events. A history has some of them."""
+"""Kinds of events. A history has some of them; with streams it may have `faults`, too."""
 MOST_KILLED: Final = ("worker", "worker", "worker", "planner", "client", "zygote", "plan", "cache")
 """Kinds of processes that are killed, as often as they stand here."""
 
@@ -64,6 +64,13 @@ class Weather:
         if victim is not None:
             self._world.history.note(f"{victim.name} is killed")
             victim.exit(signal.SIGKILL)
+
+    def _faults(self) -> None:
+        """A worker dies of a fault. `streams.OpenStreams` says what it has done before."""
+        victim = self._one("worker")
+        if victim is not None:
+            self._world.history.note(f"{victim.name} has a fault")
+            victim.exit(signal.SIGSEGV)
 
     def _stop_anyone(self) -> None:
         victim = self._one(self._world.choices.pick(("worker", "worker", "planner", "client", "zygote")))

@@ -67,6 +67,8 @@ class FrameReport:
 
 FRAMES: Final = 1 << 31
 """Frames have as many numbers. Then they begin again."""
+_WHOLE: Final[Changes] = {}
+"""In the place of what is said of a frame's changes, and known by its identity: the frame runs whole."""
 NOTHING: Final = FrameReport(0.0, 0.0, 0.0)
 EVERYTHING: Final = FrameReport(1.0, 1.0, 1.0)
 
@@ -99,6 +101,7 @@ class ModelStream:
         self._valid = False  # the region holds all that the last frame computed
         self._faults = 0  # of workers, as the last frame found them
         self._missed = False  # the frame before the next one was refused, so what is said of the next one's changes is not all
+        self._forgotten = False  # `reset` was called since the last frame was given
         self._closed = False
         self._memory_of_results = OutputMemory()
         self._queue: ThreadPoolExecutor | None = None
@@ -162,16 +165,17 @@ class ModelStream:
         Raises:
             RequestError, RequestTimeout, DeadlineMissed, QueueFull, RuntimeLost: As of `Model.run`.
         """
-        if self._queued and copy:
-            future = self.submit(feeds, changed, outputs, timeout=timeout, priority=priority, deadline_ms=deadline_ms, on_late=on_late)
-            return future.result()
+        terms = timeout, priority, deadline_ms, on_late
+        if self._queued:  # frames that were given before
+            return self._queue_up((feeds, changed, outputs), terms, views=not copy).result()
         model = self._model
+        told: Changes | None = None
         try:
             arrays, told, names = self._checked(feeds, changed, outputs)
-            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
+            urgency, limit = model.terms(*terms)
             return model.counted(lambda deadline: self._answer(arrays, told, names, urgency, deadline, None, copy=copy), urgency, limit)
         except BaseException:
-            self._missed = True
+            self._miss(told)
             raise
 
     def submit(
@@ -204,44 +208,7 @@ class ModelStream:
         Raises:
             RequestError, QueueFull: As of `Model.submit`.
         """
-        model = self._model
-        try:
-            arrays, told, names = self._checked(feeds, changed, outputs)
-            if copy:
-                arrays = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
-            urgency, limit = model.terms(timeout, priority, deadline_ms, on_late)
-            future = model.begun(urgency, limit)
-        except BaseException:
-            self._missed = True
-            raise
-
-        def drive() -> None:
-            try:
-                stop = RequestStop(model.stages().session, future)
-                future.stop = stop.ask
-                if future.done():  # cancelled: the region has nothing of it
-                    self.reset()
-                else:
-                    future.finish(self._answer(arrays, told, names, urgency, None, stop))
-            except BaseException as error:
-                future.fail(error)
-            future.settle()
-            with self._queueing:
-                self._queued -= 1
-
-        try:
-            with self._queueing:
-                if self._queue is None:
-                    self._queue = ThreadPoolExecutor(1, thread_name_prefix="aspen-mp stream")
-                self._queued += 1
-                submit(self._queue, drive)
-        except BaseException:
-            self._missed = True
-            with self._queueing:
-                self._queued -= 1
-            future.settle()
-            raise
-        return future
+        return self._queue_up((feeds, changed, outputs), (timeout, priority, deadline_ms, on_late), copy=copy)
 
     async def run_async(
         self,
@@ -281,9 +248,8 @@ class ModelStream:
         return await asyncio.wrap_future(future)
 
     def reset(self) -> None:
-        """Forget the last frame: the next one runs whole."""
-        with self._turn:
-            self._valid = False
+        """Forget the last frame that was given: the next one runs whole."""
+        self._forgotten = True
 
     def close(self) -> None:
         """Give the stream's memory back. Frames that wait for their turn fail; one that runs ends first."""
@@ -311,7 +277,64 @@ class ModelStream:
         if told is not None:
             self._model.check_names(told)
         missed, self._missed = self._missed, False
-        return arrays, None if missed else told, names
+        forgotten, self._forgotten = self._forgotten, False
+        return arrays, _WHOLE if forgotten else None if missed else told, names
+
+    def _miss(self, told: Changes | None) -> None:
+        """A frame was refused, or has failed. `told`: as `_checked` returned it."""
+        self._missed = True
+        self._forgotten |= told is _WHOLE
+
+    def _queue_up(
+        self,
+        frame: tuple[Mapping[str, Any] | npt.ArrayLike, Changes | Changed | None, Sequence[str] | None],
+        terms: tuple[float | None, str, float | None, OnLate],
+        *,
+        copy: bool = True,
+        views: bool = False,
+    ) -> RequestFuture:
+        """A frame behind those that wait for their turn. `frame`, `terms`: arguments of `submit`. `copy`: whether its inputs are copied.
+        `views`: whether its outputs are views of the stream's memory."""
+        model = self._model
+        told: Changes | None = None
+        try:
+            arrays, told, names = self._checked(*frame)
+            if copy:
+                arrays = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+            urgency, limit = model.terms(*terms)
+            future = model.begun(urgency, limit)
+        except BaseException:
+            self._miss(told)
+            raise
+
+        def drive() -> None:
+            try:
+                stop = RequestStop(model.stages().session, future)
+                future.stop = stop.ask
+                if future.done():  # cancelled: the region has nothing of it
+                    self._invalidate()
+                else:
+                    future.finish(self._answer(arrays, told, names, urgency, None, stop, copy=not views))
+            except BaseException as error:
+                self._invalidate()
+                future.fail(error)
+            future.settle()
+            with self._queueing:
+                self._queued -= 1
+
+        try:
+            with self._queueing:
+                if self._queue is None:
+                    self._queue = ThreadPoolExecutor(1, thread_name_prefix="aspen-mp stream")
+                self._queued += 1
+                submit(self._queue, drive)
+        except BaseException:
+            self._miss(told)
+            with self._queueing:
+                self._queued -= 1
+            future.settle()
+            raise
+        return future
 
     def _check_open(self) -> None:
         if self._closed:
@@ -330,12 +353,19 @@ class ModelStream:
     ) -> Results:
         """Run a frame. The next one runs whole if this one fails."""
         with self._turn:
+            if changed is _WHOLE:
+                self._valid, changed = False, None
             try:
                 results = self._retried(arrays, changed, urgency, deadline, stop, copy=copy)
                 return results if names is None else {name: results[name] for name in names}
             except BaseException:
                 self._valid = False  # it may have failed before the region had anything of it
                 raise
+
+    def _invalidate(self) -> None:
+        """The region has nothing of the last frame."""
+        with self._turn:
+            self._valid = False
 
     def _retried(
         self,

@@ -582,7 +582,9 @@ def _check_sizes(plan: Segment, result: StagePlanned, weights: list[int], arenas
         raise PlanError(f"n_weights: {header['n_weights']} in the plan, {len(weights)} segments there")
     for i, (needed, there) in enumerate(zip(header["weights_bytes"], weights, strict=False)):
         if needed > there:
-            raise PlanError(f"weights_bytes[{i}]: {needed}, the segment has {there}")
+            raise PlanError(
+                f"weights_bytes[{i}]: a segment of weights has {there} bytes instead of {needed}: its file has been cut. Try again"
+            )
     if not arenas or header["arena_bytes"] > min(arenas):
         raise PlanError(f"arena_bytes: {header['arena_bytes']}, the arenas have {arenas}")
     for slot in (*result.inputs, *result.outputs):
