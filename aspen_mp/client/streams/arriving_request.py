@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.client import arguments
 from aspen_mp.client.future import RequestFuture
 from aspen_mp.client.requests.stage import Short, Stale
 from aspen_mp.client.streams.arriving_tensors import ArrivingInput, ArrivingOutput, rows_of
@@ -44,6 +45,7 @@ class Arriving(Streamed, Protocol):
     def taken_over(
         self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, lost: RuntimeLost | None
     ) -> None: ...
+    def limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None = None) -> None: ...
 
 
 class ArrivingRequest:
@@ -227,6 +229,20 @@ class ArrivingRequest:
             raise error
         ended = "was cancelled" if self.future.cancelled() else "has all of its inputs"
         raise RequestCancelled(f"model {self._model.name!r}: the request {ended}")
+
+    def expire(self, deadline_ms: float) -> None:
+        """Give the request a deadline, once. It counts from now, and in the order of requests from the next rows on.
+
+        Args:
+            deadline_ms: Milliseconds. When they are over, the request is dropped and fails with DeadlineMissed.
+
+        Raises:
+            TypeError, ValueError: It is no number of milliseconds.
+        """
+        urgency = Urgency(self._urgency.level, arguments.deadline("deadline_ms", deadline_ms))
+        with self._changed:
+            self._urgency, self._band_urgency = urgency, Urgency(urgency.level, urgency.span_ns, True)
+        self._model.limit(self.future, urgency)
 
     # ---- outputs
 
