@@ -399,7 +399,10 @@ class Model(Submission):
         """
         blanks = self._blanks(shapes, "it cannot be written in pieces")
         stage = self.stages().for_streams("rows").plan_first(blanks, None, ahead=True).stage
-        return stage is not None and stage.plain
+        if stage is None or not stage.plain:
+            return False
+        stage.end(stage.take_region())  # the first request finds its memory
+        return True
 
     def arguments(
         self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None

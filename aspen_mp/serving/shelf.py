@@ -118,6 +118,7 @@ class Shelved:
             trace.enter(steps.RUN, **steps.of_batch(_rows(call)))
         began = clock.monotonic_ns()
         feed = call.feed
+        results: Results | None
         if call.frame is not None:
             results = await self.sequences.run(call, priority, deadline_ms)
         elif feed is None or (results := await feed.results(deadline_ms)) is None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client import arguments
-from aspen_mp.client.future import RequestFuture
+from aspen_mp.client.future import RequestFuture, expired
 from aspen_mp.client.requests.stage import Short, Stale
 from aspen_mp.client.streams.arriving_tensors import ArrivingInput, ArrivingOutput, rows_of
 from aspen_mp.client.streams.changed_inputs import trust_word
@@ -407,6 +407,8 @@ class ArrivingRequest:
         if failed is not None:
             if over:
                 self._fail(failed)
+        elif self._last and self._urgency.drops and not self._urgency.left():
+            self._fail(expired(self._model.name, self._urgency))  # whoever drops what is late has not had its turn yet
         elif self._last:
             self.future.finish({name: one.array for name, one in self._outputs.items()})
         self._go_on()

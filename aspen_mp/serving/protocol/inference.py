@@ -265,7 +265,8 @@ def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions
         if wanted.parameters.binary_data is not None:
             binary[wanted.name] = wanted.parameters.binary_data
     deadline_ms = said.timeout / 1000 if said.timeout else None
-    return Call(request.id, feeds, _wanted(request), binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions, frame)
+    names = _wanted(request)
+    return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions, frame)
 
 
 def class_of(priority: int | str | None) -> str | None:
