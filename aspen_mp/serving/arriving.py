@@ -10,6 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -22,23 +23,22 @@ from aspen_mp.client.loop_results import arrival
 from aspen_mp.client.streams.arriving_tensors import BANDS, LEAST_ROWS
 from aspen_mp.client.streams.changed_inputs import image_axes
 from aspen_mp.serving.telemetry.ledger import Field, Row
-from aspen_mp.shm.errors import AspenError
 from aspen_mp.system import clock
 
 LARGE: Final = 1 << 20
 """Bytes of a tensor that is worth it."""
 LEAST_NS: Final = 5_000_000
-"""The rest of a body has to take so long …"""
+"""The least time of the rest of a body …"""
 PART: Final = 0.5
-"""… and this part of the time that the model takes."""
+"""… which is at least this part of the model's time."""
 MOST_FORMS: Final = 16
 """Most shapes of a version that are known at a time."""
 LATEST: Final = 8
 """Ordinary requests whose shortest time is the model's."""
 TRIES: Final = 3
-"""After as many requests in pieces that were no faster than ordinary ones, there are none …"""
+"""Requests in pieces that were not faster than ordinary ones, until bodies run whole …"""
 REST: Final = 32
-"""… for so many slow bodies."""
+"""… and slow bodies that run whole then, before the next try."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Results = Mapping[str, npt.NDArray[Any]]
@@ -72,7 +72,7 @@ class _Form:
 
 
 class Arrivals:
-    """What is known of the slow bodies of one version. All of it happens on the event loop, except that threads plan and write rows."""
+    """The slow bodies of one version. All of this happens on the event loop, except that threads plan and write rows."""
 
     def __init__(self, model: aspen_mp.Model, counts: Row, priority: str) -> None:
         """`priority`: of requests that name none."""
@@ -89,7 +89,7 @@ class Arrivals:
     def feed(
         self, feeds: Arrays, binary: Mapping[str, memoryview], outputs: Sequence[str] | None, priority: str | None, come: int
     ) -> Feed | None:
-        """What watches a body whose tensors are about to be read. None where it may not run before it is whole.
+        """Return the watcher of a body whose tensors are about to be read. None where the request may not run before the body is whole.
 
         `binary`: by input, the bytes of arrays in `feeds` that are read, one after the other. All other arrays are there. `come`: how many
         of them are at hand."""
@@ -102,7 +102,7 @@ class Arrivals:
         return Feed(self, self._form(feeds), feeds, binary, rows, (outputs, priority or self._priority), come)
 
     def _form(self, feeds: Arrays) -> _Form:
-        """What is known of requests with such inputs."""
+        """Return what is known of requests with such inputs."""
         if self.model.home != self._home:  # the runtime was lost with all plans
             self._home = self.model.home
             for each in self._forms.values():
@@ -127,9 +127,10 @@ class Arrivals:
     def may_begin(self, form: _Form) -> bool:
         """Whether a request in pieces can begin now. If it lacks the plan only, that is made."""
         if form.plan is None and not self._planning:
-            self._planning = True
-            planned = asyncio.get_running_loop().run_in_executor(self.pool, self.model.prepare_arriving, form.shapes)
-            planned.add_done_callback(partial(self._note_plan, form))
+            with suppress(RuntimeError):  # there is no thread
+                planned = asyncio.get_running_loop().run_in_executor(self.pool, self.model.prepare_arriving, form.shapes)
+                self._planning = True
+                planned.add_done_callback(partial(self._note_plan, form))
         return bool(form.plan) and self.begun < self.model.instances
 
     def _note_plan(self, form: _Form, planned: asyncio.Future[bool]) -> None:
@@ -200,7 +201,7 @@ class Feed:
     # ---- while the body comes
 
     def note(self, come: int) -> None:
-        """So many bytes of tensors have come, and lie in their arrays."""
+        """Take note of how many bytes of tensors have come. They lie in their arrays."""
         self._come = come
         if self._task is not None:
             self._more.set()
@@ -229,16 +230,16 @@ class Feed:
         try:
             await loop.run_in_executor(pool, self._begin)
             while self._written < self._rows.length:
-                there = self._rows.whole(self._come - self._start)
-                if not self._whole:
+                there, last = self._rows.whole(self._come - self._start), self._whole
+                if not last:
                     there = min(there, self._rows.length - 1)  # the body may still turn out to be wrong
-                if self._whole or there - self._written >= least:
+                if last or there - self._written >= least:
                     others = [name for name, end in self._others.items() if end <= self._come]
-                    await loop.run_in_executor(pool, self._write, others, there)
+                    await loop.run_in_executor(pool, partial(self._write, others, there, last=last))
                 else:
                     self._more.clear()
                     await self._more.wait()
-        except (AspenError, RuntimeError):  # it has ended; there is no thread
+        except Exception:  # an ordinary request takes its place, and says what is wrong
             return False
         return True
 
@@ -248,11 +249,11 @@ class Feed:
         if self._over:
             self._request.cancel()
 
-    def _write(self, others: Sequence[str], there: int) -> None:
-        """Write inputs that are whole, and rows up to one."""
+    def _write(self, others: Sequence[str], there: int, *, last: bool) -> None:
+        """Write inputs that are whole, and rows up to one. `last`: nothing else follows."""
         request = self._request
         assert request is not None
-        if self._whole and self._deadline_ms is not None:
+        if last and self._deadline_ms is not None:
             request.expire(self._deadline_ms)
         for name in others:
             del self._others[name]
@@ -264,19 +265,16 @@ class Feed:
 
     # ---- once it is whole
 
-    @property
-    def runs(self) -> bool:
-        """Whether a request has begun."""
-        return self._request is not None
-
     async def results(self, deadline_ms: float | None) -> Results | None:
         """The results, or None where an ordinary request has to be run. Errors are those of `Model.run_async`."""
         if self._task is None or self._request is None:
+            self.close()  # it may be about to begin
             return None
         began = clock.monotonic_ns()
         self._deadline_ms, self._whole = deadline_ms, True
         self._more.set()
         if not await self._task:
+            self.close()
             return None
         results = await arrival(self._request.future, asyncio.get_running_loop())
         self._form.rests.append(clock.monotonic_ns() - began)

@@ -237,7 +237,7 @@ class ArrivingRequest:
             deadline_ms: Milliseconds. When they are over, the request is dropped and fails with DeadlineMissed.
 
         Raises:
-            TypeError, ValueError: It is no number of milliseconds.
+            TypeError, ValueError: It is not a number of milliseconds, or not more than 0.
         """
         urgency = Urgency(self._urgency.level, arguments.deadline("deadline_ms", deadline_ms))
         with self._changed:

@@ -29,7 +29,7 @@ class Direct(Protocol):
 
 
 class Watcher(Protocol):
-    """Who watches a body's tensors come: `aspen_mp.serving.arriving.Feed`."""
+    """A watcher of a body's tensors: `aspen_mp.serving.arriving.Feed`."""
 
     def note(self, come: int) -> None: ...
 

@@ -254,7 +254,7 @@ def test_a_body_that_is_there_is_an_ordinary_request(load: Load) -> None:
         await trial.ask({"x": X}, None)
         feed = trial.feeds[-1]
         assert feed is not None
-        assert not feed.runs
+        assert feed._request is None
         assert trial.in_pieces == 0
 
     run(work())
@@ -325,7 +325,7 @@ def check_after(trial: Trial, feeds: dict[str, Array], work: Callable[[], Awaita
             with pytest.raises(kind) as found:
                 await work()
         raised.append(found.value)
-        assert begun[-1].runs
+        assert begun[-1]._request is not None
         await trial.settled()
         assert trial.in_pieces == 0
         await trial.until_in_pieces(feeds, want)
@@ -435,7 +435,7 @@ def test_rows_are_whole_when_all_of_their_parts_are(shape: list[int], dtype: Any
 
 
 def slow_at(monkeypatch: pytest.MonkeyPatch, gaps: list[int], run_ns: int) -> list[bool]:
-    """At which of equal pieces, that come after `gaps` of nanoseconds, a body counts as slow."""
+    """Return whether a body counts as slow at each of its equal pieces, which come after `gaps` of nanoseconds."""
     now = [0]
     monkeypatch.setattr(arriving, "clock", SimpleNamespace(monotonic_ns=lambda: now[0]))
     x = np.zeros((len(gaps), 4096, 64), np.float32).reshape(1, -1, 64)
