@@ -29,7 +29,7 @@ LARGE: Final = 1 << 20
 """Bytes of a tensor that is worth it."""
 LEAST_NS: Final = 5_000_000
 """The least time of the rest of a body …"""
-PART: Final = 0.5
+PART: Final = 0.25
 """… which is at least this part of the model's time."""
 MOST_FORMS: Final = 16
 """Most shapes of a version that are known at a time."""
