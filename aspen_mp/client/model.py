@@ -389,6 +389,27 @@ class Model(Submission):
         terms = self.terms(timeout, priority, deadline_ms, on_late)
         return ArrivingRequest(self, blanks, names, terms, self._signature.output_names)
 
+    def prepare_arriving(self, shapes: Mapping[str, Sequence[int]] | None = None) -> bool:
+        """Plan for requests of `begin` with inputs of these shapes now, instead of at the first one.
+
+        Args:
+            shapes: As of `begin`.
+
+        Returns:
+            Whether parts of the model can run before all rows are there.
+
+        Raises:
+            RequestError: An input is not a tensor of numbers, or has no shape.
+            ResourceLimitError: There is too little memory.
+            RuntimeLost: The runtime is gone.
+        """
+        blanks = self._blanks(shapes, "it cannot be written in pieces")
+        stage = self.stages().for_streams("rows").plan_first(blanks, None, ahead=True).stage
+        if stage is None or not stage.plain:
+            return False
+        stage.end(stage.take_region())  # the first request finds its memory
+        return True
+
     def arguments(
         self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None
     ) -> tuple[dict[str, Any], Sequence[str] | None]:

@@ -130,7 +130,7 @@ class Infer:
             shelved.rooms() as rooms,
             Body(receive, exchange.headers, self._limits, self._budget, exchange) as body,
         ):
-            call = await inference.read(body, header_length, shelved.model.inputs, self._regions, rooms)
+            call = await inference.read(body, header_length, shelved.model.inputs, self._regions, rooms, shelved.arrivals)
             call.client = (scope.get("client") or ("",))[0]
             counted.has_read()
             results = await _unless_gone(shelved.run(call), exchange)

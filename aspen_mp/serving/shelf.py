@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 import aspen_mp
+from aspen_mp.serving.arriving import Arrivals
 from aspen_mp.serving.batching import Batcher
 from aspen_mp.serving.buffers import Buffers, Rooms
 from aspen_mp.serving.channel import Catalogue, Served, Unserved
@@ -75,6 +76,8 @@ class Shelved:
         batching = served.config.batching
         self._batcher = None if batching is None else Batcher(model, batching, counts)
         self._buffers = Buffers(model)
+        on = served.config.pieces and batching is None
+        self.arrivals = Arrivals(model, counts, served.config.priority) if on else None
         self.sequences = Sequences(model, served.config.sequences.arguments, places, counts)
 
     @contextlib.contextmanager
@@ -100,6 +103,8 @@ class Shelved:
     def _unload_if_unused(self) -> None:
         if self._retired and not self._leases:
             self._buffers.close()
+            if self.arrivals is not None:
+                self.arrivals.close()
             self.sequences.when_closed(lambda: asyncio.get_running_loop().run_in_executor(None, _unload, self.model))
 
     async def run(self, call: Call) -> Results:
@@ -112,10 +117,16 @@ class Shelved:
         if (trace := steps.CURRENT.get()) is not None:
             trace.enter(steps.RUN, **steps.of_batch(_rows(call)))
         began = clock.monotonic_ns()
+        feed = call.feed
+        results: Results | None
         if call.frame is not None:
             results = await self.sequences.run(call, priority, deadline_ms)
-        else:
+        elif feed is None or (results := await feed.results(deadline_ms)) is None:
             results = await self.model.run_async(call.feeds, call.outputs, priority=priority, deadline_ms=deadline_ms, copy=False)
+            if feed is not None:
+                feed.took(clock.monotonic_ns() - began)
+        elif trace is not None:
+            trace.note(**steps.IN_PIECES)
         self.counts.executed(_rows(call), clock.monotonic_ns() - began)
         return results
 

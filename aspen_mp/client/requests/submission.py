@@ -145,7 +145,7 @@ class Submission:
         future = RequestFuture()
         future.began = self._begins(wait=False)
         future.answered, future.ended, future.left = self._answered, self._over, self._park
-        self._limit(future, urgency, timeout)
+        self.limit(future, urgency, timeout)
         return future
 
     def taken_over(
@@ -159,7 +159,8 @@ class Submission:
         elif not self._lost(request, lost, _copied(arrays)):
             raise lost
 
-    def _limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None) -> None:
+    def limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None = None) -> None:
+        """Let a future fail when its deadline has passed, or after `timeout` seconds."""
         if urgency.drops and (timeout is None or urgency.left() < timeout):
             future.limit(urgency.left(), lambda: expired(self.name, urgency))
         elif timeout is not None:
@@ -213,7 +214,7 @@ class Submission:
         request = _Request(names, urgency, future, copy, counts)
         future.began = self._begins(wait=False)
         future.answered, future.ended, future.left = self._answered, self._over, self._park
-        self._limit(future, urgency, timeout)
+        self.limit(future, urgency, timeout)
         try:
             return self._started(request, arrays)
         except BaseException:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.client.future import RequestFuture
+from aspen_mp.client import arguments
+from aspen_mp.client.future import RequestFuture, expired
 from aspen_mp.client.requests.stage import Short, Stale
 from aspen_mp.client.streams.arriving_tensors import ArrivingInput, ArrivingOutput, rows_of
 from aspen_mp.client.streams.changed_inputs import COUNTS, trust_word
@@ -43,6 +44,7 @@ class Arriving(Streamed, Protocol):
     def taken_over(
         self, arrays: dict[str, Any], names: Sequence[str] | None, urgency: Urgency, future: RequestFuture, lost: RuntimeLost | None
     ) -> None: ...
+    def limit(self, future: RequestFuture, urgency: Urgency, timeout: float | None = None) -> None: ...
 
 
 class ArrivingRequest:
@@ -227,6 +229,20 @@ class ArrivingRequest:
         ended = "was cancelled" if self.future.cancelled() else "has all of its inputs"
         raise RequestCancelled(f"model {self._model.name!r}: the request {ended}")
 
+    def expire(self, deadline_ms: float) -> None:
+        """Give the request a deadline, once. It counts from now, and in the order of requests from the next rows on.
+
+        Args:
+            deadline_ms: Milliseconds. When they are over, the request is dropped and fails with DeadlineMissed.
+
+        Raises:
+            TypeError, ValueError: It is not a number of milliseconds, or not more than 0.
+        """
+        urgency = Urgency(self._urgency.level, arguments.deadline("deadline_ms", deadline_ms))
+        with self._changed:
+            self._urgency, self._band_urgency = urgency, Urgency(urgency.level, urgency.span_ns, True)
+        self._model.limit(self.future, urgency)
+
     # ---- outputs
 
     def rows(self, name: str | None = None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
@@ -390,6 +406,8 @@ class ArrivingRequest:
         if failed is not None:
             if over:
                 self._fail(failed)
+        elif self._last and self._urgency.drops and not self._urgency.left():
+            self._fail(expired(self._model.name, self._urgency))  # whoever drops what is late has not had its turn yet
         elif self._last:
             self.future.finish({name: one.array for name, one in self._outputs.items()})
         self._go_on()

@@ -28,6 +28,14 @@ class Direct(Protocol):
     async def read_into(self, target: memoryview, until: float | None = None, note: Callable[[int], None] | None = None) -> int: ...
 
 
+class Watcher(Protocol):
+    """A watcher of a body's tensors: `aspen_mp.serving.arriving.Feed`."""
+
+    def note(self, come: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Disconnected(Exception):
     """The client has gone. Nobody waits for an answer."""
 
@@ -89,6 +97,8 @@ class Body:
         self._until = 0.0  # when the whole body must be there; 0: nobody has waited yet
         self._window = 0.0  # when the present window ends, over which the rate is measured
         self._in_window = 0  # bytes that had come when it began
+        self._watcher: Watcher | None = None
+        self._head = 0  # bytes in front of what it watches
 
     def __enter__(self) -> Body:
         return self
@@ -96,6 +106,17 @@ class Body:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         self._budget.give(self._charged)
         self._charged = 0
+        if self._watcher is not None:
+            self._watcher.close()
+
+    @property
+    def seen(self) -> int:
+        """Bytes that have come."""
+        return self._seen
+
+    def watch(self, watcher: Watcher, head: int) -> None:
+        """`watcher` is told how many bytes behind the first `head` have come, from now on, and of the end of the ``with`` block."""
+        self._watcher, self._head = watcher, head
 
     def charge(self, nbytes: int) -> None:
         """Counts bytes that the request holds from now on. Refused (429)."""
@@ -117,6 +138,8 @@ class Body:
         if self._seen > self.limits.body:
             raise Refused(413, f"the body has more than the {self.limits.body} bytes that this server takes")
         self.charge(nbytes)
+        if self._watcher is not None:
+            self._watcher.note(self._seen - self._head)
 
     # ---- time
 

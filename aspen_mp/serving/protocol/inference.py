@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from aspen_mp.serving.protocol.statuses import Refused
 from aspen_mp.serving.protocol.turns import Work
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.shm.words import nearest
+
+if TYPE_CHECKING:
+    from aspen_mp.serving.arriving import Arrivals, Feed
 
 HEADER_LENGTH: Final = b"inference-header-content-length"
 CLASSES: Final = {0: None, 1: "high", 2: "normal"}
@@ -71,6 +74,7 @@ class Call:
         places: By output, where in `regions` it goes instead of into the answer.
         frame: Its place in a sequence; None: it is by itself.
         client: The address of the client.
+        feed: What may have run it while its body came.
     """
 
     id: str
@@ -84,12 +88,20 @@ class Call:
     regions: Regions = NONE
     frame: Frame | None = None
     client: str = ""
+    feed: Feed | None = None
 
 
-async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo], regions: Regions = NONE, rooms: Rooms = NOWHERE) -> Call:
+async def read(
+    body: Body,
+    header_length: int | None,
+    inputs: Sequence[ValueInfo],
+    regions: Regions = NONE,
+    rooms: Rooms = NOWHERE,
+    arrivals: Arrivals | None = None,
+) -> Call:
     """A request from its body. `header_length`: of the JSON part, if bytes follow. `regions`: of shared memory, that tensors may lie in.
-    `rooms`: where inputs are read into. Refused or RequestError if it is wrong; no array is made for an input that does not fit the
-    model."""
+    `rooms`: where inputs are read into. `arrivals`: may run it while the body comes. Refused or RequestError if it is wrong; no array is
+    made for an input that does not fit the model."""
     if header_length is not None and body.length is not None and header_length > body.length:
         raise Refused(400, f"the JSON part is said to have {header_length} bytes, and the body has {body.length}")
     text = await body.read_text(header_length)
@@ -102,7 +114,8 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
     dtypes = _checked(request, known, body, header_length, LARGE_TENSOR if runs is None else 0)
     rooms.open(request)
     feeds: dict[str, npt.NDArray[Any]] = {}
-    pieces: list[memoryview] = []
+    binary: dict[str, memoryview] = {}
+    feed: Feed | None = None
     strings: dict[str, tuple[Input, memoryview]] = {}
     for tensor, dtype in zip(request.inputs, dtypes, strict=True):
         name, size = tensor.name, tensor.parameters.binary_data_size
@@ -114,17 +127,29 @@ async def read(body: Body, header_length: int | None, inputs: Sequence[ValueInfo
             continue
         else:
             feeds[name], piece = _room(name, tensor.shape, dtype, size, "binary_data_size", rooms)
-            pieces.append(piece)
+            binary[name] = piece
         if dtype.hasobject:
             strings[name] = tensor, piece
     if header_length is not None:
-        await body.read_into(pieces)
+        if arrivals is not None and not request.parameters.sequence_id:
+            terms = _wanted(request), class_of(request.parameters.priority)
+            feed = arrivals.feed(feeds, binary, *terms, body.seen - header_length)
+        if feed is not None:
+            body.watch(feed, header_length)
+        await body.read_into(binary.values())
     for array in feeds.values():
         if array.dtype == np.bool_:
             await to_bools(array)
     for name, (tensor, piece) in strings.items():
         feeds[name] = await strings_of(piece, tensor.shape, f"input {name!r}", body.charge)
-    return _call(request, feeds, regions)
+    call = _call(request, feeds, regions)
+    call.feed = feed
+    return call
+
+
+def _wanted(request: Request) -> list[str] | None:
+    """Names of the outputs that are asked for; None: all."""
+    return list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
 
 
 def _checked(request: Request, known: Mapping[str, ValueInfo], body: Body, header_length: int | None, large: int) -> list[np.dtype[Any]]:
@@ -239,8 +264,8 @@ def _call(request: Request, feeds: dict[str, npt.NDArray[Any]], regions: Regions
             places[wanted.name] = place
         if wanted.parameters.binary_data is not None:
             binary[wanted.name] = wanted.parameters.binary_data
-    names = list(dict.fromkeys(wanted.name for wanted in request.outputs)) or None
     deadline_ms = said.timeout / 1000 if said.timeout else None
+    names = _wanted(request)
     return Call(request.id, feeds, names, binary, said.binary_data_output, class_of(said.priority), deadline_ms, places, regions, frame)
 
 

@@ -101,6 +101,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         batching: None: each request is run by itself.
         embeddings: None: as noted beside the model, if it makes embeddings.
         sequences: How frames of sequences are run.
+        pieces: Whether requests may begin to run while their bodies come. Their results may differ by rounding errors.
     """
 
     instances: Annotated[int, Meta(ge=1, le=MOST_INSTANCES)] | None = None
@@ -114,6 +115,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batching: Batching | None = None
     embeddings: Embeddings | None = None
     sequences: Streaming = Streaming()
+    pieces: bool = True
 
 
 def read_config(path: Path) -> Config:

@@ -54,6 +54,8 @@ class Field(IntEnum):
     """When the last one succeeded, since 1970."""
     SEQUENCES = 17
     """Sequences that are open."""
+    PIECES = 18
+    """Requests with a result that ran while their bodies came."""
 
 
 FAILURES: Final = (Field.REJECTED, Field.CANCELED, Field.BACKEND, Field.OTHER)

@@ -16,6 +16,8 @@ QUEUE: Final = "queue"
 RUN: Final = "run"
 POOL: Final = "pool"
 ENCODE: Final = "encode answer"
+IN_PIECES: Final = {"aspen_mp.pieces": True}
+"""The attribute of a request that ran while its body came."""
 
 
 class StepTrace(Protocol):

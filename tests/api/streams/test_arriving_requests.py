@@ -134,6 +134,31 @@ def test_a_deadline_passes(chain: aspen_mp.Model) -> None:
         assert request.result(WATCHDOG_S)["y"].shape == chain.run(x)["y"].shape
 
 
+def test_a_deadline_that_is_given_later(chain: aspen_mp.Model) -> None:
+    x, name = image(chain), name_of(chain)
+    with chain.begin() as request:
+        request.write(name, x[:, :, :32])
+        request.expire(WATCHDOG_S * 1e3)
+        request.write(name, x[:, :, 32:])
+        request.result(WATCHDOG_S)
+    with chain.begin() as request:
+        request.write(name, x[:, :, :32])
+        request.expire(1e-3)
+        with pytest.raises(DeadlineMissed):
+            request.future.result(WATCHDOG_S)
+    with chain.begin() as request, pytest.raises(ValueError, match="deadline_ms"):
+        request.expire(0)
+
+
+def test_plans_ahead(load: Load) -> None:
+    """The first request finds its plan and its memory."""
+    model = load(small_models.conv_chain(3, CHANNELS, ROWS))
+    assert model.prepare_arriving()
+    assert idle(model) == 1
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=F32)]
+    assert not load(graph(nodes, [info("x", 4, 4)], [info("y", 2, "n")])).prepare_arriving()
+
+
 def test_leaving_cancels(chain: aspen_mp.Model) -> None:
     x, name = image(chain), name_of(chain)
     with chain.begin() as request:
