@@ -135,7 +135,7 @@ simulate: setup
 	@$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --marks
 
 stress: setup
-	@$(LONG) tests/stress tests/crash tests/simulation tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
+	@$(LONG) tests/stress tests/crash tests/simulation tests/unit/planner/plan/test_plan_fuzz.py tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
 
 # A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
 SANITIZE := build/sanitize
