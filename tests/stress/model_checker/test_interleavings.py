@@ -43,13 +43,8 @@ WORDS = {
 """What is changed for a word."""
 CLASSES = ["beside classes workers=1 deaths=2"]
 HINTS = ["beside nonsense workers=1 deaths=2"]
-CLASSES_LONG = [
-    "beside classes impatient workers=1 deaths=2",
-    "beside classes settled",
-    "beside classes impatient settled",
-    "rush-lazy classes settled",
-]
-HINTS_LONG = ["beside hints workers=1 deaths=2", "beside hints settled"]
+CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
+HINTS_LONG = ["beside hints settled"]
 STREAMS = ["stream settled", "stream workers=1 deaths=1 scribbles", "stream-still workers=1 deaths=1 scribbles"]
 STREAMS_LONG = [
     *("stream workers=1 deaths=2 scribbles", "stream-three workers=1 deaths=1 scribbles", "stream-cancel workers=1 deaths=1 scribbles"),
@@ -82,6 +77,7 @@ DEATHS = [
 DEATHS_LATER = [
     *("beside workers=1 deaths=2", "later workers=1 deaths=2", "sooner workers=1 deaths=2"),
     *("diamond workers=1 deaths=4", "chain settled lone deaths=2,2"),
+    *("beside classes impatient workers=1 deaths=2", "beside hints workers=1 deaths=2"),
 ]
 DEATHS_LONG = [
     *("single deaths=1,0", "chain deaths=1,1", "single deaths=1,1", "single deaths=2,0", "single deaths=0,2"),
@@ -89,7 +85,7 @@ DEATHS_LONG = [
     *(f"chain settled lone workers=3 deaths={who}" for who in ("1,0,0", "0,1,0", "0,0,1")),
     *("diamond deaths=1,0", "pair deaths=1,0", "single deaths=0,1", "single deaths=1,0 scribbles"),
 ]
-BEGUN = [*SCENARIOS_LONG, *LONGER, *DEATHS_LATER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG, "stream-cancel settled"]
+BEGUN = [*SCENARIOS_LONG, *LONGER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG, "stream-cancel settled"]
 LONGEST = SCENARIOS_LONG + LONGER + DEATHS_LATER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG + STREAMS_LONG
 COMPARED = [
     *(["stream workers=1 deaths=1 scribbles"] if LONG else []),
