@@ -21,7 +21,7 @@ APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
-	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 6 minutes on two cores)"
+	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 12 minutes on two cores)"
 	@echo "make test-all     all tests (about 40 minutes on two cores); make test-rest: those that 'make test' leaves out"
 	@echo "make test-pytorch the tests of PyTorch modules, with PyTorch and its networks installed in .venv (without, they are skipped)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
@@ -135,7 +135,7 @@ simulate: setup
 	@$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --marks
 
 stress: setup
-	@$(LONG) tests/stress tests/crash tests/simulation tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
+	@$(LONG) tests/stress tests/crash tests/simulation tests/unit/planner/plan/test_plan_fuzz.py tests/pytorch/operators/test_operator_sweep.py $(TEST_FLAGS)
 
 # A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
 SANITIZE := build/sanitize

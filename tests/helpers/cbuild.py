@@ -7,10 +7,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from folders import ROOT
 
+T = TypeVar("T")
 FLAGS = "-std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-unused-function -DASPEN_LAYOUT_HASH=1ull"
 CHECKER_FLAGS = "-DASPEN_MODEL_CHECK"
 # The checker copies short stretches of words in loops of its own: as calls of memmove they take a sixth of its time.
@@ -91,28 +94,41 @@ def _compile(*arguments: object) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
-def build_checker(folder: Path) -> list[Path]:
+def covering(faults: Iterable[T], values: Callable[[T], Iterable[str]]) -> list[T]:
+    """Those with a value that none before them has, in their order."""
+    seen: set[str] = set()
+    chosen = []
+    for fault in faults:
+        if new := set(values(fault)) - seen:
+            seen |= new
+            chosen.append(fault)
+    return chosen
+
+
+def build_checker(folder: Path, parts: Iterable[str] = ("fibers", "search", "reduction", "states")) -> list[Path]:
     """The part of the checker that is the same for every mutant."""
-    objects = [folder / f"{part}.o" for part in ("fibers", "search", "reduction", "states")]
+    objects = [folder / f"{part}.o" for part in parts]
     for out in objects:
         _compile(*CHECKER_ONLY_FLAGS.split(), "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
     return objects
 
 
-def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Path:
+def compile_model(folder: Path, optimise: str = "-O2") -> list[Path]:
     """-O2 leaves the fewest remains of dead variables in registers and frames, so it has the fewest states; -O0 compiles faster."""
+    objects = [folder / f"{part}.o" for part in ("model", "system", "roles")]
+    for out in objects:
+        _compile(*MODEL_FLAGS.split(), optimise, "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
+    return objects
+
+
+def link_model(folder: Path, objects: Iterable[Path]) -> Path:
     program = folder / "model"
-    _compile(
-        *MODEL_FLAGS.split(),
-        optimise,
-        "-I",
-        folder,
-        "-o",
-        program,
-        *(folder / name for name in ("model.c", "system.c", "roles.c")),
-        *checker,
-    )
+    _compile("-o", program, *objects)
     return program
+
+
+def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Path:
+    return link_model(folder, [*compile_model(folder, optimise), *checker])
 
 
 def build(folder: Path, name: str) -> Path:

@@ -112,9 +112,12 @@ def check_digests(folder: Path, module: str, ours: str, switch: str = SWITCH, va
     assert value != "off" or all(instruction == "False" for _, instruction, _ in without)
 
 
-def check_without(folder: Path, file: str, switch: str = SWITCH, value: str = "off") -> None:
-    """The other tests of a file."""
-    other = "not without and not twin"
+def check_without(folder: Path, file: str, switch: str = SWITCH, value: str = "off", has: Callable[[str], bool] | None = None) -> None:
+    """The other tests of a file. `has`: whether an instruction set has the instruction. Those that lack it compute here as they do there,
+    so their tests are not run again."""
+    isas = _kernels.isas()
+    lack = [isa for isa in isas if has is not None and not has(isa)]
+    other = " and ".join(f"not {word}" for word in ("without", "twin", *(lack if len(lack) < len(isas) else ())))
     done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", other, file, switch=switch, value=value)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -12,7 +12,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 from pair_tools import HALVES, SWITCH, both_ways, pack_pairs, rounded
 from test_gemm import SIZES, check
 
-from aspen_mp.workers import _kernels
+from aspen_mp.workers import _isa, _kernels
 
 BAD_ARGUMENT, SCRATCH = 2, 3
 PLAIN = [1.0, *ACTIVATIONS["IDENTITY"], 0, 0]
@@ -134,4 +134,4 @@ def test_what_a_call_may_be(isa):
 @both_ways
 def test_without_the_instruction(tmp_path):
     """The other tests of this file."""
-    check_without(tmp_path, __file__, SWITCH)
+    check_without(tmp_path, __file__, SWITCH, has=_isa.sums_pairs)

@@ -28,10 +28,10 @@ UNSEEN = {"goes on seeding when it has parked"}
 
 # Longest first.
 SCENARIOS = [
-    *("cancel", "bequeath", "again"),
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
     *("diamond shares", "pair shares"),
 ]
+SCENARIOS_LONG = ["cancel", "bequeath", "again"]
 CROWDED = "crowded"
 """Word of a scenario: rows keep the tiles of one request only apart, so those of two share a lane."""
 LENDING = "lending"
@@ -41,8 +41,8 @@ WORDS = {
     LENDING: ("numbers.h", "#define ASPEN_LENT 32", "#define ASPEN_LENT 0"),
 }
 """What is changed for a word."""
-CLASSES = ["beside classes workers=1 deaths=2", "beside classes impatient workers=1 deaths=2"]
-HINTS = ["beside hints workers=1 deaths=2", "beside nonsense workers=1 deaths=2"]
+CLASSES = ["beside classes workers=1 deaths=2"]
+HINTS = ["beside nonsense workers=1 deaths=2"]
 CLASSES_LONG = ["beside classes settled", "beside classes impatient settled", "rush-lazy classes settled"]
 HINTS_LONG = ["beside hints settled"]
 STREAMS = ["stream settled", "stream workers=1 deaths=1 scribbles", "stream-still workers=1 deaths=1 scribbles"]
@@ -69,11 +69,15 @@ LONGER = [
     "hold",
 ]
 DEATHS = [
-    *("diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
-    *("diamond workers=1 deaths=4", "again workers=1 deaths=3 scribbles", "cancel workers=1 deaths=2", "recancel workers=1 deaths=1"),
+    *("diamond workers=1 deaths=2 early", "queued workers=1 deaths=2"),
+    *("again workers=1 deaths=3 scribbles", "cancel workers=1 deaths=2", "recancel workers=1 deaths=1"),
     *("fault workers=1 deaths=2", "attach workers=1 deaths=2", "announce workers=1 deaths=2"),
-    *("later workers=1 deaths=2", "sooner workers=1 deaths=2", "retimed workers=1 deaths=1", "refused workers=1 deaths=1"),
-    *("diamond settled lone deaths=1,1", "chain settled lone deaths=2,2"),
+    *("retimed workers=1 deaths=1", "refused workers=1 deaths=1", "diamond settled lone deaths=1,1"),
+]
+DEATHS_LATER = [
+    *("beside workers=1 deaths=2", "later workers=1 deaths=2", "sooner workers=1 deaths=2"),
+    *("diamond workers=1 deaths=4", "chain settled lone deaths=2,2"),
+    *("beside classes impatient workers=1 deaths=2", "beside hints workers=1 deaths=2"),
 ]
 DEATHS_LONG = [
     *("single deaths=1,0", "chain deaths=1,1", "single deaths=1,1", "single deaths=2,0", "single deaths=0,2"),
@@ -81,18 +85,18 @@ DEATHS_LONG = [
     *(f"chain settled lone workers=3 deaths={who}" for who in ("1,0,0", "0,1,0", "0,0,1")),
     *("diamond deaths=1,0", "pair deaths=1,0", "single deaths=0,1", "single deaths=1,0 scribbles"),
 ]
-LONGEST = LONGER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG + STREAMS_LONG
+BEGUN = [*SCENARIOS_LONG, *LONGER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG, "stream-cancel settled"]
+LONGEST = SCENARIOS_LONG + LONGER + DEATHS_LATER + DEATHS_LONG + CLASSES_LONG + HINTS_LONG + STREAMS_LONG
 COMPARED = [
     *(["stream workers=1 deaths=1 scribbles"] if LONG else []),
     "chain settled lone deaths=1,0",
     "diamond workers=1 deaths=2",
     "cancel workers=1 deaths=1",
-    "pair",
-    "lazy",
     "scribble",
     "single",
 ]
 COMPARED_LONG = [
+    *("pair", "lazy"),
     "single settled lone deaths=1,1",
     "scribble deaths=1,0",
     "drop-data",
@@ -151,7 +155,7 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("scenario", [*LONGER, "single deaths=1,0", *CLASSES_LONG, *HINTS_LONG, "stream-cancel settled"])
+@pytest.mark.parametrize("scenario", BEGUN)
 def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
     """Thousands of random executions, and the first states of the search: what the long tier exhausts is not left alone until then."""
     done = run(model, f"{scenario} tso 200000")
@@ -189,6 +193,11 @@ def test_reduction_loses_nothing(model: Path) -> None:
 
 @pytest.mark.parametrize("area", MUTANTS)
 def test_planted_faults_are_found(tmp_path: Path, checker: list[Path], area: str) -> None:
+    """All are planted. Looked for is, but in the long tier, the first fault of each header and of each scenario."""
+    looked_for = MUTANTS[area] if LONG else cbuild.covering(MUTANTS[area], lambda mutant: (mutant[1], mutant[4]))
+    for what, name, old, new, _ in MUTANTS[area]:
+        cbuild.replace(cbuild.sources(tmp_path / "planted" / what.replace(" ", "-")) / name, old, new)
+
     def check(mutant: tuple[str, str, str, str, str]) -> str:
         what, name, old, new, scenario = mutant
         if LONG and "walks=" not in scenario and "deaths=" not in scenario:
@@ -200,16 +209,19 @@ def test_planted_faults_are_found(tmp_path: Path, checker: list[Path], area: str
                 return f"{what}: not found by {one}\n{done.stdout}{done.stderr}"
         return ""
 
-    wrong = complaints(check, MUTANTS[area])
+    wrong = complaints(check, looked_for)
     assert not wrong, "\n".join(wrong)
 
 
 def test_a_reduction_that_leaves_out_too_much_is_noticed(tmp_path: Path) -> None:
+    others = cbuild.sources(tmp_path / "others")
+    objects = cbuild.build_checker(others, ("fibers", "search", "states")) + cbuild.compile_model(others)
+
     def check(fault: tuple[str, str, str, str]) -> str:
         what, old, new, scenario = fault
         folder = cbuild.sources(tmp_path / what.replace(" ", "-"))
         cbuild.replace(folder / "reduction.c", old, new)
-        done = run(cbuild.build_model(folder, cbuild.build_checker(folder)), f"{scenario} compare")
+        done = run(cbuild.link_model(folder, [*objects, *cbuild.build_checker(folder, ["reduction"])]), f"{scenario} compare")
         return "" if done.returncode == 1 else f"{what}: not noticed by {scenario}\n{done.stdout}{done.stderr}"
 
     wrong = complaints(check, REDUCTION)

@@ -37,7 +37,7 @@ from aspen_mp.workers import _kernels
 from aspen_mp.workers._dse import PlanRunner
 
 CASES = 150
-STACKS = 40
+STACKS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 10
 """Graphs of stacks, each of them changed a third as often."""
 
 __all__ = ["always"]
