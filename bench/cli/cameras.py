@@ -25,6 +25,10 @@ def cameras(
     share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="Share of the picture that the object covers.")] = 0.005,
     noise: Annotated[float, typer.Option("--noise", min=0.0, help="Standard deviation of a pixel's noise. Pixels are in [0, 1].")] = 0.01,
     multiple: Annotated[float, typer.Option("--multiple", min=0.0, help="The streams' tolerance, as a multiple of the noise.")] = 8.0,
+    layer_tol: Annotated[
+        float,
+        typer.Option("--layer-tol", min=0.0, help="The tolerance of layers, of streams that have one: a share of an activation's range."),
+    ] = 0.001,
     frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of one camera that are measured.")] = 20,
     cores: options.Cpus = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each engine in each round.")] = 10.0,
@@ -36,7 +40,7 @@ def cameras(
     """
     from aspen_mp.bench.streams import cameras as bench
 
-    scene = bench.Scene(share, noise, multiple)
+    scene = bench.Scene(share, noise, multiple, layer_tol)
     (case,) = options.cases([network])
     (cpus,) = options.core_sets(None, cores)
     try:
@@ -52,8 +56,8 @@ def cameras(
 
 def _rows(result: CamerasResult) -> list[list[str]]:
     rows = []
-    for what, times in (("one camera, stream", result.stream_ms), ("one camera, whole frames", result.whole_ms)):
-        rows.append([what, f"{1e3 / median(times):.2f}", f"{median(times):.1f}", ""])
+    for what, times in result.alone:
+        rows.append([f"one camera, {what}", f"{1e3 / median(times):.2f}", f"{median(times):.1f}", ""])
     for fleet in result.fleets:
         spread = fleet.spread
         rows.append(

@@ -32,19 +32,29 @@ def cameras(item: Published) -> str:
     parts = []
     for r in item.record.result:
         head = ["what runs", "frames/s", "p50, ms", "p99, ms"]
-        rows = [
-            ["one camera, stream", number(1e3 / median(r.stream_ms)), number(median(r.stream_ms)), ""],
-            ["one camera, whole frames", number(1e3 / median(r.whole_ms)), number(median(r.whole_ms)), ""],
-        ]
+        rows = [[f"one camera, {what}", number(1e3 / median(times)), number(median(times)), ""] for what, times in r.alone]
         for fleet in r.fleets:
             spread = fleet.spread
             name = f"{r.cameras} cameras, {fleet.engine}"
             rows.append([name, number(median(fleet.per_s)), number(spread.p50_ms), number(spread.p99_ms)])
         text = (
             f"{networks.name(r.case)}: an object that covers {r.scene.share:.2%} of the picture moves, and each pixel has noise with a "
-            f"standard deviation of {r.scene.noise:g}. The tolerance is {r.scene.multiple:g} times the noise. The stream is "
-            f"{r.speedup:.2f} times as fast as whole frames. {r.same:.2%} of the boxes have an intersection over union of 0.95 or more "
-            f"with those of the whole frame, and the least is {r.least:.3f}. A stream has {r.bytes / 2**20:.0f} MiB of shared memory."
+            f"standard deviation of {r.scene.noise:g}. The tolerance is {r.scene.multiple:g} times the noise. That of layers is "
+            f"{r.scene.layer_tol:g} of an activation's range. Boxes are the same where their intersection over union with those of the "
+            f"whole frame is 0.95 or more."
         )
+        kinds = [
+            [
+                one.engine,
+                f"{one.speedup:.2f}",
+                f"{1 / median(one.work):.2f}",
+                f"{one.same:.2%}",
+                f"{one.least:.3f}",
+                f"{one.bytes / 2**20:.0f}",
+            ]
+            for one in r.watched
+        ]
+        found = table(["one camera", "speedup", "less arithmetic", "same boxes", "least overlap", "MiB of a stream"], kinds)
+        text = f"{text}\n\n{found}"
         parts.append(f"{text}\n\n{table(head, rows)}")
     return "\n\n".join(parts)

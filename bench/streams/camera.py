@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aspen_mp.bench.streams.cameras import LEARNING, PEER, STREAM, Scene
+from aspen_mp.bench.streams.cameras import LEARNING, NEAR, PEER, STREAM, Scene
 
 FRAMES = 12
 """Frames of the clip that are in memory; the object goes through them forwards and backwards."""
@@ -21,7 +21,7 @@ def camera() -> None:
     frames = scene.clip(height, width, number).frames(FRAMES)
     frames = itertools.cycle([*frames, *frames[-2:0:-1]])
     run = _engine(engine, what, scene, name)
-    for _ in range(LEARNING if engine == STREAM else 1):
+    for _ in range(LEARNING if engine in (STREAM, NEAR) else 1):
         run(next(frames))
     _say(None)
     while True:
@@ -44,8 +44,8 @@ def _engine(engine: str, what: Any, scene: Scene, name: str) -> Callable[[Any], 
 
         session = own_session(*what)
         return lambda frame: session.run(None, {name: frame})
-    if engine == STREAM:
-        stream = what.stream(noise=scene.multiple)
+    if engine in (STREAM, NEAR):
+        stream = what.stream(**scene.terms(engine))
         return lambda frame: stream.run({name: frame})
     return lambda frame: what.run({name: frame})
 

@@ -1,8 +1,9 @@
 """A detector on what cameras send: noise in every pixel, and one object that moves. `aspen-mp bench cameras`.
 
-First one camera: a stream with a tolerance runs each frame, and then the model runs it whole. Boxes of both are compared. Then several
-cameras, each in a process of its own, with its own clip. They run streams on one runtime, whole frames on it, and onnxruntime with a
-session for each process. Engines take turns.
+First one camera: the model runs each frame whole, and then streams run it. One has a tolerance for the input alone, the other one for
+layers as well. Their boxes are compared with those of the whole frame. Then several cameras, each in a process of its own, with its own
+clip. They run both kinds of stream on one runtime, whole frames on it, and onnxruntime with a session for each process. Engines take
+turns.
 """
 
 from __future__ import annotations
@@ -36,17 +37,23 @@ BOXES: Final = 300
 """Boxes that are compared: those that most likely hold an object."""
 CLOSE: Final = 0.95
 """Boxes of a larger intersection over union are the same."""
-STREAM, WHOLE, PEER = "aspen-mp, streams", "aspen-mp, whole frames", "onnxruntime, whole frames"
+STREAM, NEAR = "aspen-mp, streams", "aspen-mp, streams with a tolerance of layers"
+WHOLE, PEER = "aspen-mp, whole frames", "onnxruntime, whole frames"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
     """A clip and how it is watched. `share`: of the picture that the object covers. `noise`: standard deviation of a pixel's noise, where
-    pixels are in [0, 1]. `multiple`: the stream's tolerance, in units of the noise."""
+    pixels are in [0, 1]. `multiple`: the streams' tolerance, in units of the noise. `layer_tol`: as of `Model.stream`, of `NEAR`."""
 
     share: float
     noise: float
     multiple: float
+    layer_tol: float
+
+    def terms(self, engine: str) -> dict[str, Any]:
+        """Arguments of `Model.stream`."""
+        return {"noise": self.multiple, "layer_tol": self.layer_tol if engine == NEAR else 0.0}
 
     def clip(self, height: int, width: int, seed: int) -> Clip:
         return Clip(height, width, share=self.share, noise=self.noise, seed=seed)
@@ -66,30 +73,43 @@ class Fleet:
 
 
 @dataclass(slots=True)
-class CamerasResult:
-    """One camera: milliseconds of each frame, whole and in a stream, and the share of the arithmetic that ran. `same`: the share of boxes
-    that are the same; `least`: the smallest intersection over union. `cameras` of them: `fleets`."""
+class Watched:
+    """Frames of one camera in a stream: milliseconds of each, those of the same frame whole, and the share of the arithmetic that ran.
+    `same`: the share of boxes that are the same; `least`: the smallest intersection over union. `bytes`: of shared memory."""
 
-    case: str
-    cores: list[int]
-    scene: Scene
+    engine: str
     whole_ms: list[float] = field(default_factory=list)
     stream_ms: list[float] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
     same: float = 1.0
     least: float = 1.0
     bytes: int = 0
-    cameras: int = 0
-    fleets: list[Fleet] = field(default_factory=list)
 
     @property
     def speedup(self) -> float:
         return median(a / b for a, b in zip(self.whole_ms, self.stream_ms, strict=True))
 
+
+@dataclass(slots=True)
+class CamerasResult:
+    """`watched`: one camera, by each kind of stream. `fleets`: several `cameras`, by each engine."""
+
+    case: str
+    cores: list[int]
+    scene: Scene
+    watched: list[Watched] = field(default_factory=list)
+    cameras: int = 0
+    fleets: list[Fleet] = field(default_factory=list)
+
+    @property
+    def alone(self) -> list[tuple[str, list[float]]]:
+        """(engine, milliseconds of each frame) of one camera."""
+        return [*((one.engine, one.stream_ms) for one in self.watched), (WHOLE, self.watched[0].whole_ms)]
+
     @property
     def verdict(self) -> str:
         """The result in a line."""
-        parts = [f"a stream is {self.speedup:.2f} times as fast as whole frames, and {self.same:.2%} of the boxes are the same"]
+        parts = [f"{one.engine}: {one.speedup:.2f} times as fast, {one.same:.2%} of the boxes are the same" for one in self.watched]
         parts += [f"{one.engine}: {median(one.per_s):.2f} frames/s, p99 {one.spread.p99_ms:.0f} ms" for one in self.fleets]
         return f"{self.case}: {'; '.join(parts)}"
 
@@ -111,34 +131,39 @@ def measure(
         say(f"loading {case.label}")
         model = runtime.load(graph, instances=max(cameras, 1))
         model.prepare({name: picture.shape})
-        with model.stream(noise=scene.multiple) as stream:
+        with ExitStack() as streams:
+            watching = {engine: streams.enter_context(model.stream(**scene.terms(engine))) for engine in (STREAM, NEAR)}
+            result.watched = [Watched(engine) for engine in watching]
             for number, frame in enumerate(scene.clip(height, width, 0).frames(LEARNING + frames)):
                 say(f"one camera: frame {number + 1}")
-                _compare(result, model, stream, {name: frame}, counts=number >= LEARNING)
-            result.bytes = stream.nbytes
+                _compare(result.watched, model, watching, {name: frame}, counts=number >= LEARNING)
+            for one in result.watched:
+                one.bytes = watching[one.engine].nbytes
         if cameras:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx"
             file.write_bytes(graph.SerializeToString())
-            told = {STREAM: model, WHOLE: model, PEER: (str(file), list(cores))}
+            told = {STREAM: model, NEAR: model, WHOLE: model, PEER: (str(file), list(cores))}
             seats = {engine: _seats(stack, engine, what, scene, (name, height, width), cameras, say) for engine, what in told.items()}
             result.fleets = _fleets({engine: have for engine, have in seats.items() if have}, seconds, rounds, say)
     return result
 
 
-def _compare(result: CamerasResult, model: Any, stream: Any, feeds: dict[str, Any], *, counts: bool) -> None:
+def _compare(watched: Sequence[Watched], model: Any, streams: dict[str, Any], feeds: dict[str, Any], *, counts: bool) -> None:
     began = time.perf_counter()
     (whole,) = model.run(feeds).values()
-    middle = time.perf_counter()
-    (near,) = stream.run(feeds).values()
-    ended = time.perf_counter()
-    if counts:
-        result.whole_ms.append(1e3 * (middle - began))
-        result.stream_ms.append(1e3 * (ended - middle))
-        result.work.append(stream.last.work)
+    whole_ms = 1e3 * (time.perf_counter() - began)
+    for one in watched:
+        began = time.perf_counter()
+        (near,) = streams[one.engine].run(feeds).values()
+        stream_ms = 1e3 * (time.perf_counter() - began)
+        if not counts:
+            continue
+        one.whole_ms.append(whole_ms)
+        one.stream_ms.append(stream_ms)
+        one.work.append(streams[one.engine].last.work)
         found = overlaps(near[0], whole[0])
-        n = len(result.whole_ms)
-        result.same += (float((found >= CLOSE).mean()) - result.same) / n
-        result.least = min(result.least, float(found.min()))
+        one.same += (float((found >= CLOSE).mean()) - one.same) / len(one.whole_ms)
+        one.least = min(one.least, float(found.min()))
 
 
 def overlaps(near: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
