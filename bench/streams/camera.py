@@ -11,7 +11,7 @@ from typing import Any
 
 from aspen_mp.bench.streams.cameras import LEARNING, NEAR, PEER, STREAM, Scene
 
-FRAMES = 12
+FRAMES = 6
 """Frames of the clip that are in memory; the object goes through them forwards and backwards."""
 
 

@@ -2,8 +2,8 @@
 
 First one camera: the model runs each frame whole, and then streams run it. One has a tolerance for the input alone, the other one for
 layers as well. Their boxes are compared with those of the whole frame. Then several cameras, each in a process of its own, with its own
-clip. They run both kinds of stream on one runtime, whole frames on it, and onnxruntime with a session for each process. Engines take
-turns.
+clip. They run streams of the second kind on one runtime, whole frames on it, and onnxruntime with a session for each process. Engines
+take turns.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def measure(
         if cameras:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx"
             file.write_bytes(graph.SerializeToString())
-            told = {STREAM: model, NEAR: model, WHOLE: model, PEER: (str(file), list(cores))}
+            told = {NEAR: model, WHOLE: model, PEER: (str(file), list(cores))}  # all are in memory at once
             seats = {engine: _seats(stack, engine, what, scene, (name, height, width), cameras, say) for engine, what in told.items()}
             result.fleets = _fleets({engine: have for engine, have in seats.items() if have}, seconds, rounds, say)
     return result
