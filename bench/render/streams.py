@@ -17,11 +17,11 @@ def changed(item: Published) -> str:
             for kind in ("bits", "values"):
                 cells += [number(median(p.stream_ms[kind])), f"{p.speedup(kind):.2f}", _bound(p.bound(kind))]
             rows.append(cells)
-    kinds = [f"{what}, {kind}" for kind in ("same bits", "rounding differs") for what in ("stream ms", "speedup", "bound")]
+    kinds = [title for kind in ("same bits", "rounding differs") for title in (f"{kind}, ms", "speedup", "bound")]
     memory = "; ".join(f"{networks.name(r.case)} {r.bytes['bits'] / 2**20:.0f} MiB" for r in item.record.result)
     wrong = sum(r.wrong for r in item.record.result)
     text = f"Shared memory of one stream: {memory}. {wrong} rows ended with other bits than a new stream's first frame has."
-    return table(["network", "changed, %", "whole frame, ms", *kinds], rows) + f"\n\n{text}"
+    return table(["network", "changed, %", "whole, ms", *kinds], rows) + f"\n\n{text}"
 
 
 def _bound(bound: float | None) -> str:

@@ -156,7 +156,7 @@ class _Programs:
         self._results = [reader.reads(_copy_of(tensor)) for _, tensor in storage.outputs]
         number = {k: n for n, own in enumerate(stretches) for k in own}
         self.needed: set[Buffer] = set()
-        """What has to outlive requests whatever its size: it is read in stretches behind its own."""
+        """These outlive requests whatever their size: they are read in stretches behind their own."""
         for k, node in enumerate(storage.steps):
             across = [read.source for read in reads[k] if number[self._step.get(read.source, k)] != number[k]]
             state = node.outputs if node.op in (MOVED, REFRESH) else ()

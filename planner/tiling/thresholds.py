@@ -28,7 +28,7 @@ BLOCKS = 80
 """Blocks along the longer side of an image, about, …"""
 LARGEST_SIDE = 8
 """… of at most as many rows and columns."""
-WORTH = 400.0
+WORTH = 200.0
 """Operations between two rows of thresholds for each element that the second one compares, at least."""
 
 
@@ -47,8 +47,8 @@ def with_thresholds(graph: Graph) -> Graph:
 
 
 def connect(storage: Storage, changes: Tensor, refs: dict[Tensor, Ref]) -> None:
-    """Give thresholds what is not a value of the graph: what the layers behind them have seen, and the line that says how far blocks may
-    move. `refs`: of the plan, to which places of the former are added."""
+    """Give thresholds what is not a value of the graph: what the layers behind them have seen, and the line behind the changed boxes.
+    `refs`: of the plan, to which places of the former are added."""
     refreshed = {node.inputs[1]: node for node in storage.steps if node.op == REFRESH}
     for node in storage.steps:
         if node.op == MOVED:

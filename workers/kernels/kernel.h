@@ -419,9 +419,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * - params: a program (planner/ops/streams/reach.py).
  *
  * MOVED: out[N, ceil(H / side), ceil(W / side)], i32: the frame in which a block of rows and columns of X moved, or the number before it.
- * - A block has moved if one of its elements differs from its like in `seen` by more than the share of X's range, or is not a number.
- * - out 1, out 2: f32 [N, ceil(H / side), 1]: the least and the greatest finite element of X in a row of blocks, when it last ran whole. The
- *   range is that of all rows.
+ * - A block has moved if one of its elements differs from its like in `seen` by more than the share of X's range. NaN always does.
+ * - out 1, out 2: f32 [N, ceil(H / side), 1]: the least and the greatest finite element of X in a row of blocks, when it last ran whole.
+ *   The range is that of all rows.
  * - A tile that runs whole marks all of its blocks.
  * - in X[N, C, H, W], f32; seen, as X; changes, as REACH's.
  * - params: side.

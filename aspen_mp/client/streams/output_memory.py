@@ -18,7 +18,7 @@ MOST_FREE: Final = 2
 
 
 class _Owner(np.ndarray[Any, Any]):
-    """What all views of a result refer to."""
+    """All views of a result refer to this."""
 
 
 class OutputMemory:
@@ -26,7 +26,7 @@ class OutputMemory:
 
     def __init__(self) -> None:
         self._lock = threads.RLock()  # a result may be forgotten wherever memory is collected, also with the lock held
-        self._free: dict[int, list[Array]] = {}
+        self._free: dict[int, list[bytearray]] = {}
 
     def copy(self, output: Array) -> Array:
         """A copy of an output."""
@@ -34,15 +34,15 @@ class OutputMemory:
             return output.copy()
         with self._lock:
             free = self._free.get(output.nbytes)
-            memory = free.pop() if free else np.empty(output.nbytes, np.uint8)
-        owner = memory.view(_Owner)
+            memory = free.pop() if free else bytearray(output.nbytes)  # not an array: views refer to what lies behind all arrays
+        owner = _Owner(output.nbytes, np.uint8, memory)
         weakref.finalize(owner, self._back, memory).atexit = False
         result: Array = np.ndarray(output.shape, output.dtype, owner)
         result[...] = output
         return result
 
-    def _back(self, memory: Array) -> None:
+    def _back(self, memory: bytearray) -> None:
         with self._lock:
-            free = self._free.setdefault(memory.nbytes, [])
+            free = self._free.setdefault(len(memory), [])
             if len(free) < MOST_FREE:
                 free.append(memory)

@@ -28,6 +28,8 @@ from aspen_mp.errors import DeadlineMissed, RequestError, RequestTimeout
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 SECONDS = 240.0 if LONG else 6.0
 WORKERS = 3
+NO_DIFFERENCE = 1e-30
+"""A share of an activation's range that is less than any difference."""
 GIVEN_UP = (RequestTimeout, DeadlineMissed, CancelledError)
 FRAME = (1, 64, 64, 64)
 Boxes = list[tuple[list[int], list[int]]]
@@ -114,7 +116,7 @@ def check(runtime: aspen_mp.Runtime, seed: int) -> int:
     net = drawn(rng)
     loaded = runtime.load(net.model())
     whole = Whole(loaded)
-    with loaded.stream() as stream:
+    with loaded.stream() as stream, loaded.stream(layer_tol=NO_DIFFERENCE) as near:
         x, changed = rng.standard_normal(net.shape).astype(np.float32), None
         for frame in range(12):
             got = None
@@ -126,6 +128,9 @@ def check(runtime: aspen_mp.Runtime, seed: int) -> int:
             if got is not None:
                 assert bits(got) == whole(x), f"seed {seed}, frame {frame}"
                 compared += 1
+                for name, value in near.run({"x": x}).items():
+                    far = np.abs(value - got[name]).max()
+                    assert far <= 1e-4 * np.ptp(got[name]) + 1e-6, f"seed {seed}, frame {frame}, {name}: too far"
             x, changed = next_frame(rng, x)
     whole.close()
     loaded.unload()

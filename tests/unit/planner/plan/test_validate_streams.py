@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import GraphBuilder
 from plan_damage import Bytes, field, make, operand, param, set_header
 from small_graphs import GRAPHS, attention, residual_block
 
@@ -130,8 +131,8 @@ def test_damage_is_refused(name: str, damage: Callable[[Bytes], None], stream: s
     assert name in str(error.value)
 
 
-@pytest.mark.parametrize("graph", GRAPHS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("stream", ["bits", "values"])
+@pytest.mark.parametrize("graph", [*GRAPHS, lambda b: chain(b)], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("stream", ["bits", "values", "near"])
 def test_good_plans_are_accepted(graph: Any, stream: str) -> None:
     good = make(graph, 1, stream=stream).segment()
     validate(good)
@@ -139,6 +140,68 @@ def test_good_plans_are_accepted(graph: Any, stream: str) -> None:
         most = int(share * Bytes(bytearray(good)).header["request_bytes"][0])
         with contextlib.suppress(ResourceLimitError):
             validate(make(graph, 1, stream=stream, stream_bytes=most).segment())
+
+
+def chain(b: GraphBuilder) -> Any:
+    """Convolutions between which there are thresholds."""
+    x = b.input(1, 32, 40, 24)
+    y = b.conv(b.conv(x, 32), 32)
+    return b.graph(b.conv(b.conv(b.unary(y), 32, residual=y), 32))
+
+
+def last(b: Bytes, kernel: str) -> int:
+    return int(np.flatnonzero(b.ops["kernel"] == KERNELS[kernel].code)[-1])
+
+
+def of_last(kernel: str, i: int, name: str, value: Any) -> Callable[[Bytes], None]:
+    def damage(b: Bytes) -> None:
+        b.operands[name][int(b.ops["operand"][last(b, kernel)]) + i] = value
+
+    return damage
+
+
+def on_what_was_seen(b: Bytes) -> tuple[str, int]:
+    return "REQUEST", int(b.operand("REFRESH", 0)["offset"][0])
+
+
+def waits_for_another(b: Bytes) -> None:
+    """A tile of REFRESH no longer waits for the REACH before it."""
+    tile = int(np.flatnonzero(b.tiles["op"] == b.op("REFRESH"))[0])
+    at = int(b.parent_begin[tile])
+    count = int(b.parent_counts[tile])
+    second = np.flatnonzero(b.ops["kernel"] == KERNELS["REACH"].code)[1]
+    reach = int(np.flatnonzero(b.tiles["op"] == second)[0])
+    assert reach in b.parents[at : at + count]
+    first = b.tiles[reach]
+    mine = slice(int(first["children"]), int(first["children"] + first["n_children"]))
+    b.children[mine] = np.where(b.children[mine] == tile, tile + 1, b.children[mine])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("rows of parts", lambda b: of_last("REACH", 0, "offset", b.operand("REACH", 0)["offset"][0])(b)),
+        ("shape of the output", of_last("REACH", 0, "dims", [1, 12, 0, 0, 0, 0, 0, 0])),
+        ("input 1", of_last("REACH", 3, "dtype", DTYPES["F32"])),
+        ("input 1", of_last("REACH", 3, "dims", [1, 9, 9, 0, 0, 0, 0, 0])),
+        ("side", param("MOVED", 0, 0)),
+        ("side", param("REFRESH", 0, 1 << 40)),
+        ("shape of the output", param("MOVED", 0, 7)),
+        ("shape of input 1", param("REFRESH", 0, 7)),
+        ("dtype of the output", of_last("MOVED", 0, "dtype", DTYPES["F32"])),
+        ("shape of output 2", of_last("MOVED", 2, "dims", [1, 9, 1, 0, 0, 0, 0, 0])),
+        ("shape of input 1", of_last("MOVED", 4, "dims", [1, 32, 9, 9, 0, 0, 0, 0])),
+        ("shape of input 2", of_last("MOVED", 5, "dims", [0, 513, 0, 0, 0, 0, 0, 0])),
+        ("dtype of input 2", of_last("REFRESH", 3, "dtype", DTYPES["F32"])),
+        ("may overwrite", moved("CONV", on_what_was_seen)),
+        ("children", waits_for_another),
+    ],
+)
+def test_damage_to_thresholds_is_refused(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = damaged(damage, chain, "near")
+    with pytest.raises(PlanError, match=r"^plan ") as error:
+        validate(b.raw)
+    assert name in str(error.value)
 
 
 @pytest.mark.parametrize("to", [first_activation, parts, kept_line], ids=lambda f: f.__name__)

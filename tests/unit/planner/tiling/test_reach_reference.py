@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from aspen_mp.planner.layout.grids import TILE_AXES
 from aspen_mp.planner.layout.storage import ARENA, assign_storage
 from aspen_mp.planner.ops.streams import reach as reach_op
 from aspen_mp.planner.ops.table import input_region, params, value_region
-from aspen_mp.planner.tiling import reach
+from aspen_mp.planner.tiling import reach, thresholds
 from aspen_mp.shm.tables import NUMBERS
 from aspen_mp.workers import _kernels
 
@@ -109,6 +110,24 @@ def test_parts_hold_all_that_depends_on_changes(make, keeping: str) -> None:
 def test_parts_hold_all_that_is_read_of_what_is_not_kept(make, keeping: str) -> None:
     for seed in range(2):
         check(make(GraphBuilder()), seed, keeping, 2, forgets=True)
+
+
+@pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("seed", range(2))
+def test_stretches_between_thresholds(make, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a program that means the same to both, whatever moved. Without thresholds there is one."""
+    monkeypatch.setattr(thresholds, "WORTH", 0.0)
+    rng, graph = np.random.default_rng(seed), make(GraphBuilder())
+    storage = assign_storage(thresholds.with_thresholds(graph))
+    grids = random_grids(seed)(storage, 2)
+    found = [node for node in reach.with_reach(storage, grids, "near")[0].steps if node.op == reach_op.NAME]
+    rows = sum(node.op == "REFRESH" and before.op != "REFRESH" for before, node in pairwise(storage.steps))
+    assert len(found) == 1 + rows
+    changes, _ = boxes_of_inputs(rng, [t for _, t in storage.inputs])
+    changes[-1, 0] = 3
+    for node in found:
+        marks = [rng.integers(2, 4, x.shape).astype(np.int32) for x in node.inputs[1:]]
+        compare(params(node), changes, marks)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
