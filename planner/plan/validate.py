@@ -66,7 +66,7 @@ MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
 PART_BYTES = 8 * LIMITS["tile_axes"]
-"""A part of a tile has so many."""
+"""The bytes of the part of a tile."""
 JOIN_CODE, END_CODE, OPAQUE_CODE, REACH_CODE = (KERNELS[k].code for k in (*SILENT, OPAQUE, REACH))
 
 
