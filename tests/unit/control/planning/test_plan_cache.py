@@ -381,6 +381,7 @@ def unusable(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> tupl
         return path, "others can write", False
     if kind == "of another user":
         monkeypatch.setattr("aspen_mp.system.processes.getuid", lambda: path.stat().st_uid + 1)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nothing"))  # a folder of runtimes would be another user's as well
         return path, f"belongs to user {path.stat().st_uid}", False
     if kind == "full":
         space = os.statvfs(path)
