@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import sys
 
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import CLIENTS_WRITE, Segment
@@ -144,6 +143,5 @@ def work(parent: int, sock: sockets.socket) -> NoReturn:
         wire.send(sock, wire.ERROR, text=f"{type(error).__name__}: {error}".encode()[: wire.MAX_TEXT])
         raise
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        process.flush_output()
         processes._exit(status)  # nothing here needs an orderly interpreter shutdown, and this is faster

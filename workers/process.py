@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from contextlib import suppress
 from itertools import pairwise
 
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-__all__ = ["die_with", "faults_tell_scarcity", "fork_sibling", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
+__all__ = [
+    "die_with",
+    "faults_tell_scarcity",
+    "flush_output",
+    "fork_sibling",
+    "keep_only",
+    "one_thread",
+    "plain_signals",
+    "set_name",
+    "set_oom_score",
+]
 
 
 def die_with(parent: int) -> None:
@@ -56,6 +67,13 @@ def one_thread() -> None:
     """For the libraries that numpy may bring along: no threads of their own, please. Before numpy is imported."""
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
+
+
+def flush_output() -> None:
+    """Write out what standard output and standard error hold. Nobody may read these any more, which must stop nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # AttributeError: the program that began this one had closed it
+            stream.flush()
 
 
 def fork_sibling(child: Callable[[], NoReturn]) -> int:

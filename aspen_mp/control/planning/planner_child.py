@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -269,8 +268,7 @@ class PlannerChild:
     def _start(self) -> None:
         self._prepare()
         ours, theirs = sockets.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        process.flush_output()
         keep = {theirs.fileno(), *self._keep}
         try:
             self._pid = fork(lambda: _child(theirs, self._name, self._serve, self._limits), "aspen-plan", keep=keep, oom_score=900)
@@ -534,5 +532,5 @@ def _child(sock: sockets.socket, name: str, serve: Callable[[sockets.socket], No
             import traceback
 
             traceback.print_exc()
-            sys.stderr.flush()
+            process.flush_output()
         return 1

@@ -7,7 +7,6 @@ Nobody waits for it.
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from aspen_mp.control.wire.event_loop import PRIORITY_JOB, Loop
 from aspen_mp.control.wire.forked import end, forked
 from aspen_mp.planner.job.options import Objective
 from aspen_mp.system import descriptors, processes
+from aspen_mp.workers import process
 
 if TYPE_CHECKING:
     from aspen_mp.planner.coschedule.anytime import Step
@@ -140,7 +140,7 @@ def _run(networks: Sequence[Network], cores: Sequence[Core], objective: Objectiv
         _solve(networks, cores, objective, cache, told)
     except Exception:
         traceback.print_exc()
-        sys.stderr.flush()
+        process.flush_output()
         return 1
     return 0
 

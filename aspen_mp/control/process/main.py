@@ -58,5 +58,5 @@ def run(argv: list[str], spawner: WorkerSpawner) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         planner.close()
-        sys.stderr.flush()
+        process.flush_output()
         processes._exit(status)  # the interpreter's own end would only take time from whoever waits for ours

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 import small_models
+from process_tools import kill_worker, wait_until
 
 import aspen_mp
 from aspen_mp.control.planning import plan_cache
@@ -232,6 +233,9 @@ def test_nobody_reads_the_warnings(tmp_path: Path, folder: Path) -> None:
         os.close(error)
     with runtime:
         model = runtime.load(path)
+        assert model.run({"x": X})["y"].tobytes() == first.tobytes()
+        kill_worker(runtime)
+        wait_until(lambda: runtime.status()["recovery"]["worker_deaths"] > 0, "the recovery, which is told there as well")
         assert model.run({"x": X})["y"].tobytes() == first.tobytes()
         assert runtime.load(other).run({"x": X})["y"].shape == (4, 8)
         assert not runtime.status()["models"][0]["plans"][0]["cached"]
