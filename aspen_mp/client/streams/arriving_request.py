@@ -410,6 +410,7 @@ class ArrivingRequest:
             self._fail(expired(self._model.name, self._urgency))  # whoever drops what is late has not had its turn yet
         elif self._last:
             self.future.finish({name: one.array for name, one in self._outputs.items()})
+        failed = None  # it refers to this frame, and so to the request, which may be forgotten
         self._go_on()
 
     def _survives(self, error: BaseException) -> bool:
@@ -469,9 +470,9 @@ class ArrivingRequest:
 
     def __del__(self) -> None:
         future = getattr(self, "future", None)
-        if future is None or future.done() or not hasattr(self, "_session"):
+        if future is None or not hasattr(self, "_session") or self._handed_over:
             return
-        if not self._handed_over:
+        if self._region is not None or not future.done():  # its time may have ended just now, and nobody was left to be told
             self._release()
             self._session.later(partial(_forget, future))  # it takes locks, which may be held here
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_models
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from process_tools import WATCHDOG_S, wait_until
 
 import aspen_mp
@@ -190,6 +192,29 @@ def test_a_forgotten_request_ends(runtime: aspen_mp.Runtime, chain: aspen_mp.Mod
     del request
     runtime.load(small_models.mlp("swept")).unload()
     wait_until(lambda: chain.in_flight == 0, "the request to be cancelled")
+
+
+def test_a_forgotten_request_whose_band_has_failed_ends(runtime: aspen_mp.Runtime) -> None:
+    """At once, without the garbage collector: its memory is that of all activations."""
+    nodes = [helper.make_node("Gather", ["table", "i"], ["y"])]
+    info = helper.make_tensor_value_info
+    inputs, outputs = [info("i", TensorProto.INT64, [64, 8])], [info("y", TensorProto.FLOAT, [64, 8, 3])]
+    table = numpy_helper.from_array(np.ones((5, 3), np.float32), "table")
+    graph = helper.make_graph(nodes, "lookup", inputs, outputs, [table])
+    model = runtime.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    gc.disable()
+    try:
+        request = model.begin()
+        request.write("i", np.full((32, 8), 9, np.int64))
+        wait_until(partial(band_has_ended, request), "the band to end")
+        last = weakref.ref(request)
+        del request
+        wait_until(lambda: last() is None, "the request to be forgotten")
+        runtime.load(small_models.mlp("swept")).unload()
+        wait_until(lambda: model.in_flight == 0, "the request to be cancelled")
+    finally:
+        gc.enable()
+    model.unload()
 
 
 @pytest.mark.parametrize(
