@@ -21,8 +21,8 @@ APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
-	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 12 minutes on two cores)"
-	@echo "make test-all     all tests (about 40 minutes on two cores); make test-rest: those that 'make test' leaves out"
+	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 10 minutes on two cores)"
+	@echo "make test-all     all tests (about 30 minutes on two cores); make test-rest: those that 'make test' leaves out"
 	@echo "make test-pytorch the tests of PyTorch modules, with PyTorch and its networks installed in .venv (without, they are skipped)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make stress-services  the same of 'aspen-mp serve': more kills, more malformed requests, more cases of schemathesis"

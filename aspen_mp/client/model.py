@@ -340,11 +340,9 @@ class Model(Submission):
         from aspen_mp.client.streams.tolerance import checked
 
         self._check_there()
-        tolerance = checked(tol, noise, layer_tol, refresh)
+        tolerance = checked(tol, noise, layer_tol, refresh, same_bits)
         self.check_names(tolerance.names())
         same = tolerance.exact if same_bits is None else arguments.flag("same_bits", same_bits)
-        if same and tolerance.layer_tol:
-            raise ValueError("same_bits=True does not go with layer_tol: results are near those of a whole frame. Leave out one of them")
         most = 0 if memory is None else arguments.whole("memory", memory, 1)
         return ModelStream(self, same_bits=same, tolerance=tolerance, memory=most)
 

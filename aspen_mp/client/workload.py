@@ -585,7 +585,7 @@ def _streamed(stream: bool | Mapping[str, Any]) -> dict[str, Any] | None:
         raise TypeError(f"stream must be True, False or a dict of arguments of Model.stream, not {type(stream).__name__}")
     if strange := [name for name in stream if name not in STREAMED]:
         raise ValueError(f"stream has {strange[0]!r}, which Model.stream does not take. It takes {', '.join(STREAMED)}")
-    checked(**{name: value for name, value in stream.items() if name not in ("same_bits", "memory")})
+    checked(**{name: value for name, value in stream.items() if name != "memory"})
     return dict(stream)
 
 

@@ -258,7 +258,7 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "The changed part is one square at a random place with new pixels, which is kinder than many small ones. "
         "Networks have random weights, and a camera that adds noise to every pixel changes the whole frame. "
         "The whole frame runs by the model's ordinary plan, in turns with the streams in one process. "
-        "Results of streams are fresh arrays, as they are by default; `copy=False` saves the time to copy large ones. "
+        "Results of streams are copies, as they are by default; `copy=False` saves the time to copy large ones. "
         "The bound is what the speedup would be if only arithmetic took time: the whole frame's multiplications by those that ran. "
         "Where rounding may differ, only receptive fields count. "
         "With the same bits, the blocks of Winograd's algorithm run whole.",

@@ -56,5 +56,10 @@ def cameras(item: Published) -> str:
         ]
         found = table(["one camera", "speedup", "less arithmetic", "same boxes", "least overlap", "MiB of a stream"], kinds)
         text = f"{text}\n\n{found}"
+        threads = r.peer_threads or len(r.cores)
+        text += (
+            f"\n\naspen-mp has one worker for each of {len(r.cores)} cores, for all cameras. onnxruntime has a session for each camera, "
+            f"with {threads} {'thread' if threads == 1 else 'threads'}."
+        )
         parts.append(f"{text}\n\n{table(head, rows)}")
     return "\n\n".join(parts)

@@ -2,8 +2,8 @@
 
 First one camera: the model runs each frame whole, and then streams run it. One has a tolerance for the input alone, the other one for
 layers as well. Their boxes are compared with those of the whole frame. Then several cameras, each in a process of its own, with its own
-clip. They run streams of the second kind on one runtime, whole frames on it, and onnxruntime with a session for each process. Engines
-take turns.
+clip. They run streams of the second kind on one runtime, whole frames on it, and onnxruntime with a session for each process. The threads
+of all sessions are as many as the cores, or one in each. Engines take turns.
 """
 
 from __future__ import annotations
@@ -92,13 +92,15 @@ class Watched:
 
 @dataclass(slots=True)
 class CamerasResult:
-    """`watched`: one camera, by each kind of stream. `fleets`: several `cameras`, by each engine."""
+    """`watched`: one camera, by each kind of stream. `fleets`: several `cameras`, by each engine. `peer_threads`: of each session of the
+    peer; 0: one on each core."""
 
     case: str
     cores: list[int]
     scene: Scene
     watched: list[Watched] = field(default_factory=list)
     cameras: int = 0
+    peer_threads: int = 0
     fleets: list[Fleet] = field(default_factory=list)
 
     @property
@@ -140,9 +142,10 @@ def measure(
             for one in result.watched:
                 one.bytes = watching[one.engine].nbytes
         if cameras:
+            result.peer_threads = max(1, len(cores) // cameras)  # sessions with a thread for each core would be in each other's way
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx"
             file.write_bytes(graph.SerializeToString())
-            told = {NEAR: model, WHOLE: model, PEER: (str(file), list(cores))}  # all are in memory at once
+            told = {NEAR: model, WHOLE: model, PEER: (str(file), list(cores), result.peer_threads)}  # all are in memory at once
             seats = {engine: _seats(stack, engine, what, scene, (name, height, width), cameras, say) for engine, what in told.items()}
             result.fleets = _fleets({engine: have for engine, have in seats.items() if have}, seconds, rounds, say)
     return result

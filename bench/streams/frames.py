@@ -1,7 +1,7 @@
 """Frames of which a part has changed: `aspen-mp bench stream`.
 
 One square at a random place gets new pixels. A stream runs the frame, and then the model runs it whole by its ordinary plan. They take
-turns in one process. Results are fresh arrays, as they are by default. Both kinds of stream are measured: `bits` gives the bits of the
+turns in one process. Results are copies, as they are by default. Both kinds of stream are measured: `bits` gives the bits of the
 whole frame, `values` lets rounding errors differ.
 """
 

@@ -83,11 +83,9 @@ def how(
         numbers = {name: _number(text) for name, text in sources.pairs(tol, "--tol", lone=lone).items()}
         found["tol"] = numbers.get("", numbers)
     try:
-        tolerance.checked(found.get("tol", 0.0), noise, layer_tol, refresh)
-    except ValueError as error:  # below 0, infinite or NaN
+        tolerance.checked(found.get("tol", 0.0), noise, layer_tol, refresh, same_bits)
+    except ValueError as error:  # below 0, infinite or NaN, or what does not go together
         raise typer.BadParameter(str(error)) from None
-    if same_bits and layer_tol:
-        raise typer.BadParameter("results are near those of whole frames with --layer-tol. Leave out one of them", param_hint="--same-bits")
     return found
 
 

@@ -157,7 +157,8 @@ class ModelStream:
             priority: As of `Model.run`.
             deadline_ms: As of `Model.run`.
             on_late: As of `Model.run`.
-            copy: Whether outputs are fresh arrays. False: they are read-only views of the stream's memory, which the next frame overwrites.
+            copy: Whether outputs are arrays of the caller's own. False: they are read-only views of the stream's memory, which the next
+                frame overwrites.
 
         Returns:
             {output name: array}.
@@ -483,6 +484,7 @@ class ModelStream:
         stage, region = self._stage, self._region
         self._stage = self._region = None
         self._inputs, self._valid = [], False
+        self._memory_of_results = OutputMemory()  # results of another plan have other sizes
         if stage is not None and region is not None and processes.getpid() == self._owner:
             stage.end(region)
 

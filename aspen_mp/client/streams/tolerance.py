@@ -82,13 +82,16 @@ def _clipped_deviation(by: npt.NDArray[np.float64]) -> float:
     return deviation
 
 
-def checked(tol: Any = 0.0, noise: Any = 0.0, layer_tol: Any = 0.0, refresh: Any = 0) -> Tolerance:
-    """A tolerance from what the caller gave. TypeError, ValueError for what is none."""
+def checked(tol: Any = 0.0, noise: Any = 0.0, layer_tol: Any = 0.0, refresh: Any = 0, same_bits: Any = None) -> Tolerance:
+    """A tolerance from what the caller gave. TypeError, ValueError for what is none, or does not go with `same_bits` of `Model.stream`."""
     if isinstance(tol, Mapping):
         tol = {arguments.text("a name of tol", name): arguments.bound(f"tol[{name!r}]", one) for name, one in tol.items()}
     else:
         tol = arguments.bound("tol", tol)
-    return Tolerance(tol, arguments.bound("noise", noise), arguments.whole("refresh", refresh, 0), arguments.bound("layer_tol", layer_tol))
+    layers = arguments.bound("layer_tol", layer_tol)
+    if layers and same_bits:
+        raise ValueError("layer_tol does not go with same_bits=True: results are near those of a whole frame. Leave out one of them")
+    return Tolerance(tol, arguments.bound("noise", noise), arguments.whole("refresh", refresh, 0), layers)
 
 
 def applies(dtype: str) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from aspen_mp.client.arguments import MOST_INSTANCES
+from aspen_mp.client.streams.tolerance import checked
 from aspen_mp.control.wire.protocol import LEAST_SHARE, MOST_SHARE
 from aspen_mp.planner.job.options import Objective, Precision
 from aspen_mp.shm.errors import AspenError, ConfigError, ResourceLimitError
@@ -77,6 +78,9 @@ class Streaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     refresh: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     same_bits: bool | None = None
     memory_mib: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+    def __post_init__(self) -> None:
+        checked(self.tol, self.noise, self.layer_tol, self.refresh, self.same_bits)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -21,15 +21,19 @@ def _blocks(shape: Shape, side: int) -> Shape:
     return (shape[0], -(-shape[_ROWS] // side), -(-shape[_COLUMNS] // side))
 
 
+def _axes(node: Node) -> tuple[tuple[int, int, int], ...]:
+    """(axis of the images, axis of blocks, elements of a block along it)."""
+    side = node.attrs["side"]
+    return (0, 0, 1), (_ROWS, 1, side), (_COLUMNS, 2, side)
+
+
 def _moved_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     """All channels of the blocks."""
     if i > SEEN:
         return whole(shape, len(lo))
-    side = node.attrs["side"]
     begin, end = whole(shape, len(lo))
-    for axis, block_axis in ((0, 0), (_ROWS, 1), (_COLUMNS, 2)):
-        scale = side if axis else 1
-        begin[:, axis], end[:, axis] = lo[:, block_axis] * scale, clipped(hi[:, block_axis] * scale, shape[axis])
+    for axis, block_axis, side in _axes(node):
+        begin[:, axis], end[:, axis] = lo[:, block_axis] * side, clipped(hi[:, block_axis] * side, shape[axis])
     return begin, end
 
 
@@ -38,11 +42,9 @@ def _refresh_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> R
         return lo, hi
     if i > 1:
         return whole(shape, len(lo))
-    side = node.attrs["side"]
     begin, end = whole(shape, len(lo))
-    for axis, block_axis in ((0, 0), (_ROWS, 1), (_COLUMNS, 2)):
-        scale = side if axis else 1
-        begin[:, block_axis], end[:, block_axis] = lo[:, axis] // scale, -(-hi[:, axis] // scale)
+    for axis, block_axis, side in _axes(node):
+        begin[:, block_axis], end[:, block_axis] = lo[:, axis] // side, -(-hi[:, axis] // side)
     return begin, end
 
 

@@ -129,7 +129,7 @@ def test_results_are_the_caller_s(model: aspen_mp.Model) -> None:
 
 
 def test_both_wishes_do_not_go_together(model: aspen_mp.Model) -> None:
-    with pytest.raises(ValueError, match="same_bits=True"):
+    with pytest.raises(ValueError, match="does not go with same_bits=True"):
         model.stream(layer_tol=0.01, same_bits=True)
     for wrong in (-1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match="layer_tol must be"):

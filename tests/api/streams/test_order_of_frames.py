@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streamed_nets import Array, drawn, next_frame
+from streamed_nets import Array, Whole, bits, drawn, next_frame
 
 import aspen_mp
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
@@ -19,21 +19,6 @@ from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
 GIVEN_UP = (CancelledError, RequestCancelled, RequestTimeout)
 SEEDS = 12
 STEPS = 25
-
-
-class Whole:
-    """Whole runs of the plan that a stream of the model has."""
-
-    def __init__(self, model: aspen_mp.Model) -> None:
-        self._stream = model.stream()
-
-    def __call__(self, x: Array) -> dict[str, bytes]:
-        self._stream.reset()
-        return bits(self._stream.run({"x": x}))
-
-
-def bits(results: dict[str, Array]) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in results.items()}
 
 
 def submitted(stream: aspen_mp.ModelStream, x: Array, changed: Any, rng: np.random.Generator) -> Any:

@@ -112,7 +112,7 @@ def test_one_frame_has_no_later_ones(capsys: pytest.CaptureFixture[str], model: 
         (["--stream", "FRAMES", "--input", "z=x.npy"], "no input 'z'"),
         (["--random", "--tol", "1"], "Give --stream DIR"),
         (["--random", "--noise", "1"], "Give --stream DIR"),
-        (["--stream", "FRAMES", "--layer-tol", "0.1", "--same-bits"], "--layer-tol"),
+        (["--stream", "FRAMES", "--layer-tol", "0.1", "--same-bits"], "does not go with same_bits"),
         (["--random", "--layer-tol", "0.1"], "Give --stream DIR"),
         (["--random", "--refresh", "1"], "Give --stream DIR"),
         (["--random", "--no-same-bits"], "Give --stream DIR"),

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import small_models
 from process_tools import WATCHDOG_S, kill_worker, wait_until, without_workers
-from streamed_nets import Array, drawn, next_frame
+from streamed_nets import Array, Whole, bits, drawn, next_frame
 
 import aspen_mp
 from aspen_mp.errors import DeadlineMissed, RequestError, RequestTimeout
@@ -48,24 +48,6 @@ def with_rows(x: Array, first: int, value: float) -> tuple[Array, Boxes]:
 
 def chain(runtime: aspen_mp.Runtime, layers: int = 6) -> aspen_mp.Model:
     return runtime.load(small_models.conv_chain(layers, 64, 64))
-
-
-class Whole:
-    """Whole runs of the plan that a stream of the model has."""
-
-    def __init__(self, model: aspen_mp.Model) -> None:
-        self._stream = model.stream()
-
-    def __call__(self, x: Array) -> dict[str, bytes]:
-        self._stream.reset()
-        return bits(self._stream.run({"x": x}))
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-def bits(results: dict[str, Array]) -> dict[str, bytes]:
-    return {name: value.tobytes() for name, value in results.items()}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import aspen_mp
+
 F32 = TensorProto.FLOAT
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -94,3 +96,21 @@ def drawn(rng: np.random.Generator, most: int = 6) -> Net:
     for _ in range(rng.integers(1, most + 1)):
         net.grow()
     return net
+
+
+class Whole:
+    """Whole runs of the plan that a stream of the model has."""
+
+    def __init__(self, loaded: aspen_mp.Model) -> None:
+        self._stream = loaded.stream()
+
+    def __call__(self, x: Array) -> dict[str, bytes]:
+        self._stream.reset()
+        return bits(self._stream.run({"x": x}))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def bits(results: dict[str, Array]) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in results.items()}

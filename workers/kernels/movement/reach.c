@@ -1,7 +1,7 @@
 /* REACH: which part of each tile runs (docs/protocol/reach.md): what changed parts of a model's inputs reach, or what has become possible
  * as its inputs arrive.
  *
- * Changes are boxes. They go from step to step through maps, which the planner makes of the region maps of ops (planner/plan/reach.py).
+ * Changes are boxes. They go from step to step through maps, which the planner makes of the region maps of ops (planner/tiling/reach.py).
  * A tile's part is the hull of what reaches it, rounded outwards to multiples of the step's grains, within the tile. A tile that nothing
  * reaches has an empty part.
  *
